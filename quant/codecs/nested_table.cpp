@@ -17,8 +17,7 @@ constexpr std::size_t codes_at_a_time = 64;
 NIBBLE_AVX512_VBMI void decode_64(const std::array<std::array<std::uint8_t, 256>, 4>& bytes, const std::uint8_t* codes,
                                   float scale, float offset, float* absmax) {
   // Instructions that put bytes together do so within 128 bits. In this order, the values come out in theirs.
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  const __m512i code = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(codes));
+  const __m512i code = transposed_words(_mm512_loadu_si512(codes));
   const __mmask64 is_in_upper_half = _mm512_movepi8_mask(code);
   const auto look_up = [&](const std::array<std::uint8_t, 256>& table) NIBBLE_AVX512_VBMI {
     const auto half = [&](std::size_t at) NIBBLE_AVX512_VBMI {

@@ -12,6 +12,7 @@
 #include "quant/matmul/code_kernel.hpp"
 #include "quant/matmul/row_kernel.hpp"
 #include "quant/simd/avx512.hpp"
+#include "quant/simd/int16_table16.hpp"
 
 #ifdef NIBBLE_AVX512_VBMI
 
@@ -83,18 +84,11 @@ NIBBLE_AVX512_VBMI bool make_factors(const CodeRows& weights, const float* x, Fa
   return true;
 }
 
-NIBBLE_AVX512_VBMI __m512i repeated(const std::array<std::uint8_t, 16>& bytes) {
-  return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes.data())));
-}
-
 // Codes of two rows are interleaved byte by byte, and then the two bytes of their values, so that a word has the values
-// of both rows for one column. Bytes are looked up by the lower six bits of an index, so tables hold 16 bytes four
-// times. Interleaving works within 128 bits. In `order`, each 128 bits begin with four bytes of every quarter of the
-// codes: even[i] then has the even ones of columns 32 i to 32 i + 31, and odd[i] the odd ones.
+// of both rows for one column. Interleaving works within 128 bits. So the words of a row's codes are transposed first:
+// even[i] then has the even ones of columns 32 i to 32 i + 31, and odd[i] the odd ones.
 NIBBLE_AVX512_VBMI void add(const CodeRows& weights, const Factors& factors, float* __restrict sums) {
-  const __m512i lower = repeated(weights.tables.int16_codebook.lower);
-  const __m512i upper = repeated(weights.tables.int16_codebook.upper);
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const Int16Table16 table(weights.tables.int16_codebook.lower, weights.tables.int16_codebook.upper);
   const int log2_blocksize = std::countr_zero(weights.blocksize);
   for (std::size_t column = 0; column < weights.n; column += columns, sums += columns) {
     const std::size_t blocks[2] = {column >> log2_blocksize, (column + columns / 2) >> log2_blocksize};
@@ -104,7 +98,7 @@ NIBBLE_AVX512_VBMI void add(const CodeRows& weights, const Factors& factors, flo
     for (std::size_t pair = 0; pair < row_pairs; ++pair) {
       const auto next_row = [&]() NIBBLE_AVX512_VBMI {
         _mm_prefetch(reinterpret_cast<const char*>(from) + weights.ahead, _MM_HINT_T1);
-        const __m512i codes = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(from));
+        const __m512i codes = transposed_words(_mm512_loadu_si512(from));
         from += weights.packed_stride;
         return codes;
       };
@@ -113,9 +107,9 @@ NIBBLE_AVX512_VBMI void add(const CodeRows& weights, const Factors& factors, flo
       for (std::size_t half = 0; half < 2; ++half) {
         const __m512i x = _mm512_set1_epi32(static_cast<int>(factors.pairs[pair][blocks[half]]));
         const auto multiply = [&](__m512i codes, __m512i* to) NIBBLE_AVX512_VBMI {
-          const __m512i byte0 = _mm512_permutexvar_epi8(codes, lower), byte1 = _mm512_permutexvar_epi8(codes, upper);
-          to[2 * half] = _mm512_dpwssd_epi32(to[2 * half], _mm512_unpacklo_epi8(byte0, byte1), x);
-          to[2 * half + 1] = _mm512_dpwssd_epi32(to[2 * half + 1], _mm512_unpackhi_epi8(byte0, byte1), x);
+          const auto [of_lower, of_upper] = table[codes];
+          to[2 * half] = _mm512_dpwssd_epi32(to[2 * half], of_lower, x);
+          to[2 * half + 1] = _mm512_dpwssd_epi32(to[2 * half + 1], of_upper, x);
         };
         multiply(_mm512_srli_epi16(of_half[half], 4), even);
         multiply(of_half[half], odd);

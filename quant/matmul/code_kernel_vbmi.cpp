@@ -1,5 +1,4 @@
-// Products of few rows in bf16 with codes, for processors with AVX512_VNNI and AVX512_VBMI. Those of Intel take two
-// steps to look up words, and one to look up bytes.
+// Products of few rows in bf16 with codes, for processors with AVX512_VNNI and AVX512_VBMI.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -10,6 +9,7 @@
 #include "quant/matmul/counts.hpp"
 #include "quant/matmul/int16_numbers.hpp"
 #include "quant/simd/avx512.hpp"
+#include "quant/simd/int16_table16.hpp"
 
 #ifdef NIBBLE_AVX512_VBMI
 
@@ -22,18 +22,14 @@ struct TwoVectors {
   __m512i a, b;
 };
 
-// The two bytes of a value are looked up apart, by the lower six bits of each index. The tables hold the 16 bytes four
-// times, so the upper two of these bits do not matter. So 128 codes take a shift, four lookups, and four instructions
-// that put bytes together.
+// 128 codes take a shift, four lookups, and four instructions that put bytes together.
 class Values {
  public:
-  NIBBLE_CODES_TARGET explicit Values(const Int16Codebook& codebook)
-      : lower_(repeated(codebook.lower)), upper_(repeated(codebook.upper)) {}
+  NIBBLE_CODES_TARGET explicit Values(const Int16Codebook& codebook) : table_(codebook.lower, codebook.upper) {}
 
   NIBBLE_CODES_TARGET TwoVectors of(__m512i codes, std::size_t half) const {
-    const __m512i index = half == 0 ? codes : _mm512_srli_epi16(codes, 4);
-    const __m512i lower = _mm512_permutexvar_epi8(index, lower_), upper = _mm512_permutexvar_epi8(index, upper_);
-    return {_mm512_unpacklo_epi8(lower, upper), _mm512_unpackhi_epi8(lower, upper)};
+    const auto [lower, upper] = table_[half == 0 ? codes : _mm512_srli_epi16(codes, 4)];
+    return {lower, upper};
   }
 
   // The first code of a byte is in its upper bits.
@@ -43,11 +39,7 @@ class Values {
   }
 
  private:
-  NIBBLE_CODES_TARGET static __m512i repeated(const std::array<std::uint8_t, 16>& bytes) {
-    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes.data())));
-  }
-
-  __m512i lower_, upper_;
+  Int16Table16 table_;
 };
 
 #include "quant/matmul/code_kernel_vnni-inl.hpp"

@@ -45,9 +45,9 @@ Int16Numbers convert(const std::byte* HWY_RESTRICT bf16) {
     nonzero = hn::Add(nonzero, hn::IfThenZeroElse(is_zero, hn::Set(di, 1)));
   }
   const int distances = hn::GetLane(hn::SumOfLanes(di, sum));
-  const int numbers_but_zeros = hn::GetLane(hn::SumOfLanes(di, nonzero));
-  const bool suffices = exponent < 255 && distances <= 18 * numbers_but_zeros;
-  const bool has_second = suffices && distances > 6 * numbers_but_zeros;
+  const int nonzeros = hn::GetLane(hn::SumOfLanes(di, nonzero));
+  const bool suffices = exponent < 255 && distances <= 18 * nonzeros;
+  const bool has_second = suffices && distances > 6 * nonzeros;
 
   const int shift = bits - 1 + 127 - exponent;
   constexpr float unit = 1 << bits;  // of the second part, in units of the first one

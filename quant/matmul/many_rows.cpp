@@ -124,7 +124,7 @@ class Tiles {
         panel_(tile_words * tile_columns_),
         sums_(std::min(tile_rows, operands.m) * tile_columns_) {}
 
-  // `next` is what will be multiplied next.
+  // `next` has the rows of x that will be multiplied next.
   void multiply(const RowsOfX& x, Range columns, const RowsOfX& next) {
     const std::size_t rows = x.rows().size;
     std::fill_n(sums_.data(), rows * tile_columns_, 0.0f);
@@ -214,7 +214,7 @@ void multiply_tiles(const Weight& weight, bool transposed, const Operands& opera
     x.reserve(count);
     for (std::size_t i = 0; i < count; ++i)
       x.emplace_back(operands, kernel, depth, tile_of(done + i, tile_rows, operands.m));
-    if (!is_direct && tiles > 0)
+    if (!is_direct)
       executor(count * tiles, [&](std::size_t first, std::size_t end) {
         for (std::size_t i = first; i < end; ++i) x[i / tiles].copy(i % tiles);
       });

@@ -87,7 +87,6 @@ void transpose(const std::uint32_t* HWY_RESTRICT rows, std::size_t words, std::u
 }
 
 std::size_t width_of_target() { return width; }
-
 }  // namespace nibble::matmul::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

@@ -27,8 +27,7 @@ struct TileKernel {
 
   /// sums[r][c] += sum over p < words of a[r][p] * panel[p][c] for all rows and columns of a group, without any other
   /// number: a sum of its own starts at 0. A row of `a` has a_stride bytes, and its words need no alignment; one of
-  /// `sums` has sums_stride numbers. Meanwhile,
-  /// `ahead` is asked for from memory.
+  /// `sums` has sums_stride numbers. The lines `ahead` are asked for from memory meanwhile.
   void (*multiply)(const std::byte* a, std::size_t a_stride, std::size_t rows, std::size_t words,
                    const std::uint32_t* panel, float* sums, std::size_t sums_stride, CacheLines ahead);
 

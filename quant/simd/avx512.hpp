@@ -31,6 +31,11 @@ __attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512bh bf16_pairs(__m
   return reinterpret_cast<__m512bh>(words);
 }
 
+/// Word 4 i + j of 32 bits becomes word 4 j + i.
+__attribute__((always_inline)) NIBBLE_AVX512_VBMI inline __m512i transposed_words(__m512i words) {
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), words);
+}
+
 /// Whether the processor has these instructions and the CPU target may use them.
 inline bool has_avx512_bf16() {
   static const bool supported = __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512vbmi") != 0;
