@@ -16,11 +16,11 @@
 #include "nibble/nested.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/arranged.hpp"
-#include "quant/matmul/code_kernel.hpp"
-#include "quant/matmul/int8_kernel.hpp"
+#include "quant/matmul/codes/code_kernel.hpp"
+#include "quant/matmul/codes/int8_kernel.hpp"
 #include "quant/matmul/lines.hpp"
-#include "quant/matmul/row_kernel.hpp"
-#include "quant/matmul/tile.hpp"
+#include "quant/matmul/words/row_kernel.hpp"
+#include "quant/matmul/words/tile.hpp"
 
 namespace nibble::matmul {
 namespace {

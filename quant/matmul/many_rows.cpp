@@ -10,8 +10,8 @@
 
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/lines.hpp"
-#include "quant/matmul/row_kernel.hpp"
-#include "quant/matmul/tile.hpp"
+#include "quant/matmul/words/row_kernel.hpp"
+#include "quant/matmul/words/tile.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble::matmul {

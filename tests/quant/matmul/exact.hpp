@@ -11,7 +11,7 @@
 
 #include "nibble/bf16.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/codes/code_kernel.hpp"
 #include "quant/matmul/lines.hpp"
 
 /// Operands of kernels whose sums are exact in fp32, and whose numbers are exact in bf16: small integers times powers

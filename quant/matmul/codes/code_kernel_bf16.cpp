@@ -1,6 +1,6 @@
 // Products of few rows with codes in bf16, for processors with AVX512_BF16 (see tile_bf16.cpp).
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/codes/code_kernel.hpp"
 #include "quant/matmul/counts.hpp"
 #include "quant/simd/avx512.hpp"
 

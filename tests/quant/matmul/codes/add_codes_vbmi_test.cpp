@@ -6,8 +6,8 @@
 #include <optional>
 #include <span>
 
-#include "quant/matmul/code_kernel.hpp"
-#include "quant/matmul/row_kernel.hpp"
+#include "quant/matmul/codes/code_kernel.hpp"
+#include "quant/matmul/words/row_kernel.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/quant/matmul/exact.hpp"
 

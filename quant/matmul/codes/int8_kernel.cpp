@@ -1,10 +1,10 @@
 // Products of few rows with int8 codes in fp32, compiled once per CPU target.
-#include "quant/matmul/int8_kernel.hpp"
+#include "quant/matmul/codes/int8_kernel.hpp"
 
 #include "quant/matmul/counts.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "quant/matmul/int8_kernel.cpp"
+#define HWY_TARGET_INCLUDE "quant/matmul/codes/int8_kernel.cpp"
 #include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/codes/code_kernel.hpp"
 #include "quant/matmul/lines.hpp"
 
 namespace nibble::matmul {

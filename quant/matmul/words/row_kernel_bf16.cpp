@@ -1,5 +1,5 @@
 // Products of few rows in bf16, for processors with AVX512_BF16 (see tile_bf16.cpp).
-#include "quant/matmul/row_kernel.hpp"
+#include "quant/matmul/words/row_kernel.hpp"
 
 #include "nibble/int8.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"

@@ -1,5 +1,5 @@
 // The product of tiles in fp32, compiled once per CPU target.
-#include "quant/matmul/tile.hpp"
+#include "quant/matmul/words/tile.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include "quant/matmul/counts.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "quant/matmul/tile.cpp"
+#define HWY_TARGET_INCLUDE "quant/matmul/words/tile.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

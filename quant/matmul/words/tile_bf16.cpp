@@ -5,7 +5,7 @@
 #include "nibble/int8.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/counts.hpp"
-#include "quant/matmul/tile.hpp"
+#include "quant/matmul/words/tile.hpp"
 #include "quant/simd/avx512.hpp"
 
 #ifdef NIBBLE_AVX512_BF16

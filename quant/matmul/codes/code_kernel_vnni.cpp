@@ -5,9 +5,9 @@
 #include <cassert>
 
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/codes/code_kernel.hpp"
+#include "quant/matmul/codes/int16_numbers.hpp"
 #include "quant/matmul/counts.hpp"
-#include "quant/matmul/int16_numbers.hpp"
 #include "quant/simd/avx512.hpp"
 
 #ifdef NIBBLE_AVX512_VNNI
@@ -44,7 +44,7 @@ class Values {
   __m512i values_;
 };
 
-#include "quant/matmul/code_kernel_vnni-inl.hpp"
+#include "quant/matmul/codes/code_kernel_vnni-inl.hpp"
 
 #undef NIBBLE_CODES_TARGET
 

@@ -1,4 +1,4 @@
-#include "quant/matmul/tile.hpp"
+#include "quant/matmul/words/tile.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "quant/matmul/row_kernel.hpp"
+#include "quant/matmul/words/row_kernel.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "quant/matmul/int8_kernel.hpp"
+#include "quant/matmul/codes/int8_kernel.hpp"
 
 #include <gtest/gtest.h>
 

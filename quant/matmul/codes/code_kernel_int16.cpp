@@ -4,12 +4,12 @@
 #include <cstring>
 
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/codes/code_kernel.hpp"
+#include "quant/matmul/codes/int16_numbers.hpp"
 #include "quant/matmul/counts.hpp"
-#include "quant/matmul/int16_numbers.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "quant/matmul/code_kernel_int16.cpp"
+#define HWY_TARGET_INCLUDE "quant/matmul/codes/code_kernel_int16.cpp"
 #include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

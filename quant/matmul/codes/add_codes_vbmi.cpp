@@ -9,8 +9,8 @@
 #include <cassert>
 
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/matmul/code_kernel.hpp"
-#include "quant/matmul/row_kernel.hpp"
+#include "quant/matmul/codes/code_kernel.hpp"
+#include "quant/matmul/words/row_kernel.hpp"
 #include "quant/simd/avx512.hpp"
 #include "quant/simd/int16_table16.hpp"
 

@@ -1,11 +1,11 @@
 // Numbers in bf16 as integers of 16 bits, compiled once per CPU target.
-#include "quant/matmul/int16_numbers.hpp"
+#include "quant/matmul/codes/int16_numbers.hpp"
 
 #include <cmath>
 #include <limits>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "quant/matmul/int16_numbers.cpp"
+#define HWY_TARGET_INCLUDE "quant/matmul/codes/int16_numbers.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

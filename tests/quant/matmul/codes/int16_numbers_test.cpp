@@ -1,4 +1,4 @@
-#include "quant/matmul/int16_numbers.hpp"
+#include "quant/matmul/codes/int16_numbers.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,12 +1,12 @@
 // Products of few rows with codes in fp32, compiled once per CPU target.
-#include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/codes/code_kernel.hpp"
 
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/counts.hpp"
-#include "quant/matmul/row_kernel.hpp"
+#include "quant/matmul/words/row_kernel.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "quant/matmul/code_kernel.cpp"
+#define HWY_TARGET_INCLUDE "quant/matmul/codes/code_kernel.cpp"
 #include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

@@ -1,4 +1,4 @@
-#include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/codes/code_kernel.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "quant/matmul/row_kernel.hpp"
+#include "quant/matmul/words/row_kernel.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/quant/matmul/exact.hpp"
 
