@@ -8,6 +8,7 @@
 #include <string>
 
 #include "nibble/error.hpp"
+#include "quant/codecs/nested_table.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/codecs/nested.cpp"
@@ -244,12 +245,10 @@ void decode(std::span<const std::uint8_t> codes, std::span<const float> nested_a
 
 void decode_slice(std::uint64_t first, std::span<const std::uint8_t> codes, std::span<const float> nested_absmax,
                   std::span<const float, 256> values, float offset, std::span<float> absmax) {
-  for (std::size_t done = 0; done < absmax.size();) {
-    const std::uint64_t at = first + done;
-    const std::size_t n = std::min<std::uint64_t>(absmax.size() - done, blocksize - at % blocksize);
-    decode(codes.subspan(at, n), nested_absmax.subspan(at / blocksize, 1), values, offset, absmax.subspan(done, n));
-    done += n;
-  }
+  for_each_part_of_a_block(first, absmax.size(), [&](std::uint64_t at, std::uint64_t n) {
+    decode(codes.subspan(at, n), nested_absmax.subspan(at / blocksize, 1), values, offset,
+           absmax.subspan(at - first, n));
+  });
 }
 
 bool decodes_to_finite(std::span<const std::uint8_t> codes, std::span<const float> nested_absmax, float offset) {

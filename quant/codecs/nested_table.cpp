@@ -1,6 +1,5 @@
 #include "quant/codecs/nested_table.hpp"
 
-#include <algorithm>
 #include <bit>
 
 #include "quant/simd/avx512.hpp"
@@ -58,18 +57,15 @@ void Table::decode_slice(std::uint64_t first, std::span<const std::uint8_t> code
   if (!has_bytes_)
     return nested::decode_slice(first, codes, nested_absmax, std::span<const float, 256>(values_, 256), offset, absmax);
 #ifdef NIBBLE_AVX512_VBMI
-  for (std::size_t done = 0; done < absmax.size();) {
-    const std::uint64_t at = first + done;
-    const std::size_t n = std::min<std::uint64_t>(absmax.size() - done, blocksize - at % blocksize);
+  for_each_part_of_a_block(first, absmax.size(), [&](std::uint64_t at, std::uint64_t n) {
     const std::span<const std::uint8_t> of_block = codes.subspan(at, n);
-    const std::span<float> out = absmax.subspan(done, n);
+    const std::span<float> out = absmax.subspan(at - first, n);
     const float scale = nested_absmax[at / blocksize];
     std::size_t i = 0;
     for (; i + codes_at_a_time <= n; i += codes_at_a_time)
       decode_64(bytes_, of_block.data() + i, scale, offset, out.data() + i);
     for (; i < n; ++i) out[i] = values_[of_block[i]] * scale + offset;
-    done += n;
-  }
+  });
 #endif
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +9,15 @@
 #include "nibble/nested.hpp"
 
 namespace nibble::nested {
+
+/// Calls f(at, n) for the parts of [first, first + count) that have one nested absmax each.
+template <class F> void for_each_part_of_a_block(std::uint64_t first, std::uint64_t count, F&& f) {
+  for (std::uint64_t at = first; at < first + count;) {
+    const std::uint64_t n = std::min<std::uint64_t>(first + count - at, blocksize - at % blocksize);
+    f(at, n);
+    at += n;
+  }
+}
 
 /// The 256 values of a codebook, ready to be looked up often: decode_slice() takes less time with it.
 class Table {
