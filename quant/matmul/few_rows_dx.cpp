@@ -16,10 +16,14 @@ namespace {
 constexpr std::size_t max_few_rows_dx = 16;
 // Columns whose weights are decoded at a time. They fit L1.
 constexpr std::size_t strip_columns = 512;
-// So many rows of the weight are summed up one after the other, and these sums are then added up. The bytes of a result
-// depend on it, and on max_parts.
-constexpr std::size_t chain_rows = 128;
-static_assert(chain_rows % max_added_rows == 0 && strip_columns <= max_rounded_columns);
+// So many rows of a weight [n, k] are summed up one after the other, and these sums are then added up: at most 128, and
+// fewer of a small weight, where a long chain would round worse than torch does. The bytes of a result depend on it,
+// and on max_parts.
+constexpr std::size_t max_chain_rows = 128;
+static_assert(max_chain_rows % max_added_rows == 0 && strip_columns <= max_rounded_columns);
+std::size_t chain_rows(std::size_t n) {
+  return std::min(ceil_div(n, 8 * max_added_rows) * max_added_rows, max_chain_rows);
+}
 
 // For up to four rows, a task has all columns of some rows of the weight, so that memory is read in order: a strip of
 // columns has a few lines of every page, which takes two to three times as long. The tasks' sums are then added up.
@@ -27,7 +31,7 @@ constexpr std::size_t max_rows_in_parts = 4, max_parts = 16, band_columns = 8192
 static_assert(band_columns <= max_columns_of_added_integers);
 
 std::size_t rows_of_part(std::size_t n) {
-  return std::max<std::size_t>(1, ceil_div(ceil_div(n, max_parts), chain_rows)) * chain_rows;
+  return std::max<std::size_t>(1, ceil_div(ceil_div(n, max_parts), max_chain_rows)) * max_chain_rows;
 }
 
 bool fits_dx(const Weight& weight, const Operands& operands) {
@@ -49,13 +53,13 @@ void add_and_clear(float* __restrict chain, std::size_t n, float* __restrict sum
 }
 
 // sums[i * stride + c] += the products of `rows` of the weight, in these columns, with row i of dy. add(rows, columns,
-// chain, stride) adds those of up to max_added_rows. `chain` has as many numbers as the sums, and is 0 before and
-// after.
+// chain, stride) adds those of up to max_added_rows, and `length` rows are a chain. `chain` has as many numbers as the
+// sums, and is 0 before and after.
 template <class Add>
-void add_chains(const Add& add, Range rows, Range columns, std::size_t m, float* chain, float* sums,
+void add_chains(const Add& add, Range rows, std::size_t length, Range columns, std::size_t m, float* chain, float* sums,
                 std::size_t stride) {
-  for (std::size_t first = 0; first < rows.size; first += chain_rows) {
-    const std::size_t end = std::min(first + chain_rows, rows.size);
+  for (std::size_t first = 0; first < rows.size; first += length) {
+    const std::size_t end = std::min(first + length, rows.size);
     for (std::size_t row = first; row < end; row += max_added_rows)
       add(Range{rows.first + row, std::min(max_added_rows, end - row)}, columns, chain, columns.size);
     for (std::size_t i = 0; i < m; ++i) add_and_clear(chain + i * columns.size, columns.size, sums + i * stride);
@@ -81,7 +85,7 @@ void multiply_in_strips(std::size_t n, std::size_t k, const Operands& operands, 
     for (std::size_t strip = begin; strip < end; ++strip) {
       const Range columns = strip_of(strip, k);
       std::fill_n(sums.begin(), operands.m * strip_columns, 0.0f);
-      add_chains(add, {0, n}, columns, operands.m, chain.data(), sums.data(), strip_columns);
+      add_chains(add, {0, n}, chain_rows(n), columns, operands.m, chain.data(), sums.data(), strip_columns);
       round_strip(operands, columns, k, restore, sums.data());
     }
   });
@@ -100,7 +104,8 @@ void multiply_in_parts(std::size_t n, std::size_t k, const Operands& operands, c
       float* const of_part = sums.data() + part * m * k;
       std::fill_n(of_part, m * k, 0.0f);
       for (std::size_t column = 0; column < k; column += band_columns)
-        add_chains(add, rows, {column, std::min(band_columns, k - column)}, m, chain.data(), of_part + column, k);
+        add_chains(add, rows, chain_rows(n), {column, std::min(band_columns, k - column)}, m, chain.data(),
+                   of_part + column, k);
     }
   });
   executor(ceil_div(k, strip_columns), [&](std::size_t begin, std::size_t end) {

@@ -25,8 +25,8 @@ using nibble::HWY_NAMESPACE::has_32_registers;
 constexpr std::size_t max_rows = 6, vectors = has_32_registers || lanes == 1 ? 4 : 2;
 constexpr std::size_t width = vectors * lanes;
 // So many products are summed up one after the other, and these sums are then added up. A longer chain rounds worse
-// than torch does.
-constexpr std::size_t chain = 64;
+// than torch does, which has short ones for few rows; for those, decoding weights takes most of the time anyway.
+constexpr std::size_t chain_of_many_rows = 64, chain_of_few_rows = 8;
 
 template <std::size_t rows>
 HWY_INLINE void multiply_rows(const std::byte* HWY_RESTRICT a, std::size_t a_stride, std::size_t words,
@@ -52,6 +52,7 @@ HWY_INLINE void multiply_rows(const std::byte* HWY_RESTRICT a, std::size_t a_str
 
 void multiply(const std::byte* a, std::size_t a_stride, std::size_t rows, std::size_t words, const std::uint32_t* panel,
               float* sums, std::size_t sums_stride, CacheLines ahead) {
+  const std::size_t chain = rows <= max_rows ? chain_of_few_rows : chain_of_many_rows;
   in_parts<max_rows>(rows, [&](auto count, std::size_t first) HWY_ATTR {
     prefetch(ahead.parts(first, first + count(), rows));
     for (std::size_t p = 0; p < words; p += chain)
