@@ -6,6 +6,7 @@ and autograd have to know of them. docs/torch.md has what each of them computes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Union
 
@@ -34,13 +35,22 @@ def _load() -> None:
         torch.ops.load_library(path)
     except OSError as error:
         raise ImportError(f"{path}: cannot be loaded: {error}") from error
+    if target := os.environ.get("NIBBLE_CPU_TARGET"):
+        torch.ops.nibble.force_cpu_target(target)
 
 
 _load()
 _ops = torch.ops.nibble
 
 
-# What tracing has to know: shapes and types of the results.
+# What tracing has to know: shapes and types of the results. torch also calls these functions if an argument is on the
+# meta device and others are not; the result would have memory that nothing wrote.
+
+
+def _require_device(device: torch.device, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name}: is on the device {tensor.device}, and the others are on {device}")
 
 
 @torch.library.register_fake("nibble::linear_4bit")
@@ -56,6 +66,15 @@ def _(
     blocksize: int,
     quant_type: str,
 ) -> Tensor:
+    _require_device(
+        x.device,
+        packed=packed,
+        absmax=absmax,
+        nested_absmax=nested_absmax,
+        nested_quant_map=nested_quant_map,
+        nested_offset=nested_offset,
+        bias=bias,
+    )
     return x.new_empty((*x.shape[:-1], out_features))
 
 
@@ -71,11 +90,21 @@ def _(
     blocksize: int,
     quant_type: str,
 ) -> Tensor:
+    _require_device(
+        dy.device,
+        packed=packed,
+        absmax=absmax,
+        nested_absmax=nested_absmax,
+        nested_quant_map=nested_quant_map,
+        nested_offset=nested_offset,
+    )
     return dy.new_empty((*dy.shape[:-1], in_features))
 
 
 @torch.library.register_fake("nibble::quantize_4bit")
 def _(weights: Tensor, blocksize: int, quant_type: str) -> tuple[Tensor, Tensor]:
+    if blocksize not in BLOCKSIZES:
+        raise ValueError(f"blocksize: is {blocksize}, not one of {', '.join(map(str, BLOCKSIZES))}")
     n = weights.numel()
     packed = weights.new_empty(((n + 1) // 2, 1), dtype=torch.uint8)
     return packed, weights.new_empty(((n + blocksize - 1) // blocksize,), dtype=torch.float32)
@@ -93,11 +122,19 @@ def _(
     quant_type: str,
     dtype: torch.dtype,
 ) -> Tensor:
+    _require_device(
+        packed.device,
+        absmax=absmax,
+        nested_absmax=nested_absmax,
+        nested_quant_map=nested_quant_map,
+        nested_offset=nested_offset,
+    )
     return packed.new_empty(shape, dtype=dtype)
 
 
 @torch.library.register_fake("nibble::quantize_absmax")
 def _(absmax: Tensor, offset: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    _require_device(absmax.device, offset=offset)
     blocks = (absmax.numel() + NESTED_BLOCKSIZE - 1) // NESTED_BLOCKSIZE
     codes = absmax.new_empty((absmax.numel(),), dtype=torch.uint8)
     return codes, absmax.new_empty((blocks,)), absmax.new_empty(())
@@ -105,6 +142,12 @@ def _(absmax: Tensor, offset: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
 
 @torch.library.register_fake("nibble::dequantize_absmax")
 def _(codes: Tensor, nested_absmax: Tensor, nested_quant_map: Tensor, nested_offset: Tensor) -> Tensor:
+    _require_device(
+        codes.device,
+        nested_absmax=nested_absmax,
+        nested_quant_map=nested_quant_map,
+        nested_offset=nested_offset,
+    )
     return codes.new_empty(codes.shape, dtype=torch.float32)
 
 
@@ -115,11 +158,13 @@ def _(quant_type: str) -> Tensor:
 
 @torch.library.register_fake("nibble::linear_int8")
 def _(x: Tensor, weight: Tensor, absmax: Tensor, bias: Tensor | None) -> Tensor:
+    _require_device(x.device, weight=weight, absmax=absmax, bias=bias)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
 @torch.library.register_fake("nibble::linear_int8_dx")
 def _(dy: Tensor, weight: Tensor, absmax: Tensor) -> Tensor:
+    _require_device(dy.device, weight=weight, absmax=absmax)
     return dy.new_empty((*dy.shape[:-1], weight.shape[1]))
 
 
@@ -132,6 +177,7 @@ def _(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.register_fake("nibble::dequantize_int8")
 def _(weight: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor:
+    _require_device(weight.device, absmax=absmax)
     return weight.new_empty(weight.shape, dtype=dtype)
 
 

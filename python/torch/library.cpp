@@ -22,15 +22,17 @@ STABLE_TORCH_LIBRARY(nibble, library) {
   library.def(
       "dequantize_absmax(Tensor codes, Tensor nested_absmax, Tensor nested_quant_map, Tensor nested_offset) -> Tensor");
   library.def("quant_map(str quant_type) -> Tensor");
+  library.def("force_cpu_target(str name) -> ()");
   library.def("linear_int8(Tensor x, Tensor weight, Tensor absmax, Tensor? bias) -> Tensor");
   library.def("linear_int8_dx(Tensor dy, Tensor weight, Tensor absmax) -> Tensor");
   library.def("quantize_int8(Tensor weights) -> (Tensor, Tensor)");
   library.def("dequantize_int8(Tensor weight, Tensor absmax, ScalarType dtype) -> Tensor");
 }
 
-// It has no tensor among its arguments that could choose a device.
+// They have no tensor among their arguments that could choose a device.
 STABLE_TORCH_LIBRARY_IMPL(nibble, CompositeExplicitAutograd, library) {
   library.impl("quant_map", TORCH_BOX(&ops::quant_map));
+  library.impl("force_cpu_target", TORCH_BOX(&ops::force_cpu_target));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nibble, CPU, library) {

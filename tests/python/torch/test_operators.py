@@ -1,5 +1,9 @@
 """torch.ops.nibble: values, gradients, what tracing is told, and what is refused."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from conftest import BLOCKSIZES, SHAPES, Weight, assert_product
@@ -173,7 +177,40 @@ def test_what_tracing_is_told(name, nested):
 
 def test_every_operator_is_in_the_samples():
     names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("nibble::")}
-    assert names == set(samples(False))
+    assert names == {*samples(False), "force_cpu_target"}
+
+
+# With an argument on the meta device, torch calls what tracing is told: its result would have memory that nothing wrote.
+@pytest.mark.parametrize("nested", (False, True))
+@pytest.mark.parametrize("name", samples(False))
+def test_tensors_on_two_devices_are_refused(name, nested):
+    arguments = samples(nested)[name]
+    places = [i for i, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)]
+    for place in places if len(places) > 1 else ():
+        mixed = [argument.to("meta") if i == place else argument for i, argument in enumerate(arguments)]
+        with pytest.raises(ValueError, match="is on the device (meta, and the others are on cpu|cpu, and .* on meta)"):
+            getattr(torch.ops.nibble, name)(*mixed)
+
+
+PRODUCT = """
+import torch
+from nibble import operators
+torch.manual_seed(0)
+packed, absmax = torch.ops.nibble.quantize_4bit(torch.randn(64, 256), 64, "nf4")
+y = torch.ops.nibble.linear_4bit(torch.randn(1, 256), packed, absmax, None, None, None, None, 64, 64, "nf4")
+print(y.view(torch.int32).tolist())
+"""
+
+
+def test_the_cpu_target_of_the_environment():
+    def run(target):
+        environment = {name: value for name, value in os.environ.items() if name != "NIBBLE_CPU_TARGET"}
+        environment |= {"NIBBLE_CPU_TARGET": target} if target else {}
+        return subprocess.run([sys.executable, "-c", PRODUCT], env=environment, capture_output=True, text=True)
+
+    best, scalar, unknown = run(None), run("SCALAR"), run("Z80")
+    assert best.returncode == scalar.returncode == 0 and best.stdout != scalar.stdout  # other orders of sums
+    assert unknown.returncode != 0 and "CPU target 'Z80': this build on this processor has" in unknown.stderr
 
 
 @pytest.mark.parametrize("nested", (False, True))
