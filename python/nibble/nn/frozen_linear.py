@@ -71,12 +71,25 @@ class FrozenLinear(torch.nn.Module):
     def _multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         raise NotImplementedError
 
+    def _multiply_by_weight(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             # The operator for 4 bits takes the columns of x for those of the weight, whose codes have no shape.
             raise RuntimeError(f"x: has the shape {list(x.shape)}, and the weight needs {self.in_features} columns")
-        # A compute_dtype works as in bitsandbytes: the result has the type of x. Without one, the type of x or of
-        # autocast is computed in, as torch.nn.Linear does.
+        dtype, result_dtype = self._types(x)
+        bias = self.bias
+        return self._multiply(x.to(dtype), None if bias is None else bias.to(dtype)).to(result_dtype)
+
+    def multiply_by_weight(self, x: torch.Tensor) -> torch.Tensor:
+        """x W, for x [..., out_features], in the types of forward()."""
+        dtype, result_dtype = self._types(x)
+        return self._multiply_by_weight(x.to(dtype)).to(result_dtype)
+
+    def _types(self, x: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
+        """What is computed in, and what the result has. A compute_dtype works as in bitsandbytes: the result has the type
+        of x. Without one, the type of x or of autocast is computed in, as torch.nn.Linear does."""
         result_dtype = x.dtype
         dtype = self.compute_dtype
         if dtype is None:
@@ -85,8 +98,7 @@ class FrozenLinear(torch.nn.Module):
             # Not torch.amp.is_autocast_available(), which torch.compile of torch 2.11 cannot trace.
             if device in _AUTOCAST_DEVICES and torch.is_autocast_enabled(device) and dtype != torch.float64:
                 dtype = result_dtype = torch.get_autocast_dtype(device)
-        bias = self.bias
-        return self._multiply(x.to(dtype), None if bias is None else bias.to(dtype)).to(result_dtype)
+        return dtype, result_dtype
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         # .to(dtype), .half() and others are for the bias alone: codes and absmax keep their types.

@@ -23,6 +23,13 @@ def _blocks(weights: int, size: int) -> int:
     return (weights + size - 1) // size
 
 
+def _check_format(quant_type: str, blocksize: int) -> None:
+    if quant_type not in operators.QUANT_TYPES:
+        raise ValueError(f"quant_type: is {quant_type!r}, not one of {', '.join(operators.QUANT_TYPES)}")
+    if blocksize not in operators.BLOCKSIZES:
+        raise ValueError(f"blocksize: is {blocksize}, not one of {', '.join(map(str, operators.BLOCKSIZES))}")
+
+
 class Weight4bit(FrozenLinear):
     """What `Linear4bit` is besides a `torch.nn.Linear`."""
 
@@ -42,10 +49,7 @@ class Weight4bit(FrozenLinear):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(in_features, out_features, bias, compute_dtype, device)
-        if quant_type not in operators.QUANT_TYPES:
-            raise ValueError(f"quant_type: is {quant_type!r}, not one of {', '.join(operators.QUANT_TYPES)}")
-        if blocksize not in operators.BLOCKSIZES:
-            raise ValueError(f"blocksize: is {blocksize}, not one of {', '.join(map(str, operators.BLOCKSIZES))}")
+        _check_format(quant_type, blocksize)
         n = in_features * out_features
         blocks = _blocks(n, blocksize)
 
@@ -115,6 +119,11 @@ class Weight4bit(FrozenLinear):
         weight: the codes in any type; absmax: float32, or uint8 with nested = (nested_absmax, nested_quant_map,
         nested_offset); shape: (out_features, in_features); dtype: of the weight that was quantized.
         """
+        _check_format(quant_type, blocksize)
+        if len(shape) != 2:
+            raise ValueError(f"shape: is {list(shape)}, not two dimensions")
+        if nested is not None and len(nested) != 3:
+            raise ValueError(f"nested: has {len(nested)} tensors, not nested_absmax, nested_quant_map, nested_offset")
         layer = cls._without_weight(shape[1], shape[0], bias, compute_dtype)
         layer._check(weight, absmax, nested, blocksize, "weight")
         layer._set(_bytes(weight), absmax, nested, quant_type, blocksize, dtype)
@@ -176,7 +185,7 @@ class Weight4bit(FrozenLinear):
         nested = None
         if compress_statistics:
             # On the CPU, wherever the weight is: it is a hundredth of the work.
-            absmax, nested_absmax, offset = torch.ops.nibble.quantize_absmax(absmax.cpu())
+            absmax, nested_absmax, offset = torch.ops.nibble.quantize_absmax(absmax if weight.is_meta else absmax.cpu())
             nested = tuple(t.to(weight.device) for t in (nested_absmax, torch.ops.nibble.quant_map("nested"), offset))
             absmax = absmax.to(weight.device)
         self._set(packed, absmax, nested, quant_type, blocksize, weight.dtype)
@@ -278,8 +287,7 @@ class Weight4bit(FrozenLinear):
         )
         return values.gather(1, (first % size)[:, None] + torch.arange(k, device=rows.device))
 
-    def multiply_by_weight(self, x: torch.Tensor) -> torch.Tensor:
-        """x W, for x [..., out_features]."""
+    def _multiply_by_weight(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.nibble.linear_4bit_dx(
             x,
             self.weight,

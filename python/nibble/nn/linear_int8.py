@@ -120,8 +120,7 @@ class WeightInt8(FrozenLinear):
         codes, absmax = (tensor.index_select(0, rows) for tensor in (self.weight, self.SCB))  # which refuses -1
         return torch.ops.nibble.dequantize_int8(codes, absmax, dtype or self.weight_dtype)
 
-    def multiply_by_weight(self, x: torch.Tensor) -> torch.Tensor:
-        """x W, for x [..., out_features]."""
+    def _multiply_by_weight(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.nibble.linear_int8_dx(x, self.weight, self.SCB)
 
     def _multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -17,11 +17,22 @@ class _InPlaceOfATensor(torch.nn.Module):
     """What code asks of a tensor besides its values."""
 
     requires_grad = False
+    lacks = "its codes are frozen"
+    """Why it has nothing else of what a tensor has."""
 
-    def __init__(self, shape: list[int], dtype: torch.dtype) -> None:
+    def __init__(self, shape: list[int]) -> None:
         super().__init__()
         self.shape = torch.Size(shape)
-        self.dtype = dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(f"{type(self).__name__} {list(self.shape)}: has no '{name}': {self.lacks}") from None
 
     @property
     def device(self) -> torch.device:
@@ -55,17 +66,31 @@ class QuantizedWeight(_InPlaceOfATensor):
         columns = {layer.in_features for layer in layers}
         if len(columns) != 1:
             raise ValueError(f"layers: have {sorted(columns)} columns, which do not fit together")
-        super().__init__([sum(layer.out_features for layer in layers), columns.pop()], dtype)
+        super().__init__([sum(layer.out_features for layer in layers), columns.pop()])
         self.layers = torch.nn.ModuleList(layers)
+        # What casts the parameters of a model, as .to(dtype) and peft's prepare_model_for_kbit_training() do, casts this
+        # one, and so the weight. It has no elements, and no state dict has it.
+        self.like = torch.nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.like.dtype
+        return dtype
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        pass
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        pass
 
     def dequantize(self) -> torch.Tensor:
-        return torch.cat([layer.dequantize(self.dtype) for layer in self.layers])
+        return torch.cat([layer.dequantize(self._decoded_dtype()) for layer in self.layers]).to(self.dtype)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x W^T + bias."""
         parts = [layer(x) for layer in self.layers]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return y if bias is None else y + bias
+        return y if bias is None else y + bias.to(y.dtype)
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """x W."""
@@ -82,7 +107,12 @@ class QuantizedWeight(_InPlaceOfATensor):
         IndexError if there is no such row."""
         if len(self.layers) != 1:
             return F.embedding(indices, self.dequantize())
-        return self.layers[0].dequantize_rows(indices.reshape(-1), self.dtype).reshape(*indices.shape, self.shape[1])
+        rows = self.layers[0].dequantize_rows(indices.reshape(-1), self._decoded_dtype())
+        return rows.to(self.dtype).reshape(*indices.shape, self.shape[1])
+
+    def _decoded_dtype(self) -> torch.dtype:
+        """Codes are decoded to 32 bits at most."""
+        return torch.float32 if self.dtype == torch.float64 else self.dtype
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -99,12 +129,19 @@ class QuantizedWeight(_InPlaceOfATensor):
 class ExpertWeights(_InPlaceOfATensor):
     """The weights of a layer's experts where one tensor [experts, rows, columns] stood: `weights[e]` is that of one."""
 
+    lacks = 'quantized experts come one by one; use the model with experts_implementation="eager"'
+
     def __init__(self, experts: list[QuantizedWeight]) -> None:
         shapes = {weight.shape for weight in experts}
         if len(shapes) != 1:
             raise ValueError(f"experts: have the shapes {sorted(map(list, shapes))}, which have to be one")
-        super().__init__([len(experts), *shapes.pop()], experts[0].dtype)
+        super().__init__([len(experts), *shapes.pop()])
         self.experts = torch.nn.ModuleList(experts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.experts[0].dtype
+        return dtype
 
     def __len__(self) -> int:
         return len(self.experts)

@@ -46,6 +46,18 @@ def test_arguments():
         "weight: is not contiguous": lambda: Linear4bit.from_parts(
             torch.zeros(256, 1, dtype=torch.uint8)[::2], torch.ones(4), shape=(4, 64)
         ),
+        "shape: is [256], not two dimensions": lambda: Linear4bit.from_parts(
+            torch.zeros(128, 1, dtype=torch.uint8), torch.ones(4), shape=(256,)
+        ),
+        "blocksize: is 0, not one of 32, 64": lambda: Linear4bit.from_parts(
+            torch.zeros(128, 1, dtype=torch.uint8), torch.ones(4), shape=(4, 64), blocksize=0
+        ),
+        "quant_type: is 'int4', not one of nf4, fp4": lambda: Linear4bit.from_parts(
+            torch.zeros(128, 1, dtype=torch.uint8), torch.ones(4), shape=(4, 64), quant_type="int4"
+        ),
+        "nested: has 1 tensors, not nested_absmax, nested_quant_map, nested_offset": lambda: Linear4bit.from_parts(
+            torch.zeros(128, 1, dtype=torch.uint8), torch.zeros(4).byte(), shape=(4, 64), nested=(torch.ones(1),)
+        ),
         "weight: has the shape [4], not two dimensions": lambda: LinearInt8.from_parts(
             torch.zeros(4, dtype=torch.int8), torch.ones(4)
         ),

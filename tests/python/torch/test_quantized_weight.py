@@ -64,12 +64,65 @@ def test_any_other_function_gets_the_dequantized_weight():
     assert torch.equal(torch.sum(input=w), plain.sum())
 
 
+class Lookup(torch.nn.Module):
+    """A module whose weight is quantized, as in a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = weight("nf4", 32)
+        self.norm = torch.nn.Parameter(torch.ones(80))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_type_follows_that_of_the_model(dtype):
+    model = Lookup()
+    assert set(model.state_dict()) == {"norm", *(f"weight.{name}" for name in model.weight.state_dict())}
+    assert not any(name.endswith("like") for name in model.state_dict())
+    model.load_state_dict(model.state_dict())
+    model.to(dtype)
+    experts = ExpertWeights([model.weight])
+    assert model.weight.dtype == experts.dtype == model.weight.dequantize().dtype == dtype
+    assert F.embedding(torch.tensor([3]), model.weight).dtype == dtype
+
+
+# peft casts all 16-bit parameters to fp32, one by one, before an adapter is trained.
+def test_the_type_follows_that_of_the_parameters():
+    model = Lookup().to(torch.bfloat16)
+    for parameter in model.parameters():
+        if parameter.dtype == torch.bfloat16:
+            parameter.data = parameter.data.to(torch.float32)
+    assert model.weight.dtype == F.embedding(torch.tensor([3]), model.weight).dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_products_from_the_right_have_the_types_of_those_from_the_left(kind):
+    w = weight(kind, 96)
+    x, z, bias = torch.randn(5, 80), torch.randn(5, 96), torch.randn(96)
+    in_bf16 = z.bfloat16() @ w.dequantize().bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (z @ w).dtype == F.linear(x, w).dtype == F.linear(x, w, bias).dtype == torch.bfloat16
+        torch.testing.assert_close(z @ w, in_bf16, rtol=0.05, atol=0.05)
+    w.layers[0].compute_dtype = torch.bfloat16
+    product = z @ w
+    assert product.dtype == F.linear(x, w).dtype == torch.float32
+    assert torch.equal(product, (z.bfloat16() @ w).float())  # x was rounded to what is computed in
+
+
 def test_experts_come_one_by_one():
     experts = ExpertWeights([weight("nf4", 32), weight("nf4", 32)])
     assert experts.shape == (2, 32, 80) and experts.ndim == 3 and len(experts) == 2
     assert experts[torch.tensor(1)] is experts[1]
     with pytest.raises(TypeError, match='2 of them are asked for at once.*experts_implementation="eager"'):
         experts[torch.tensor([0, 1])]
+
+
+def test_what_else_a_tensor_has_is_refused():
+    w = weight("nf4", 32)
+    assert not hasattr(w, "data")
+    with pytest.raises(AttributeError, match=r"QuantizedWeight \[32, 80\]: has no 'data': its codes are frozen"):
+        w.data.normal_()
+    with pytest.raises(AttributeError, match="ExpertWeights .* has no 'transpose': .*experts_implementation"):
+        ExpertWeights([w]).transpose(0, 1)
 
 
 def test_layers_that_do_not_fit_are_refused():
