@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from typing import Any
@@ -15,6 +16,8 @@ FLOAT_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # nibble_dtype
 CODEBOOKS = {"nf4": 0, "fp4": 1}  # nibble_codebook
 NESTED_BLOCKSIZE = 256  # absmax per nested absmax
 NESTED_CODEBOOK = 256  # values
+
+_NOTHING = ctypes.c_byte()  # where an empty tensor is: torch has no memory for it, and null stands for no array
 
 
 class Memory:
@@ -76,9 +79,14 @@ class TorchMemory(Memory):
     def __init__(self, value: Any, name: str):
         if value.device.type not in ("cpu", "cuda"):
             raise UsageError(f"{name} is on {value.device}, neither on the CPU nor on a CUDA device")
+        if value.layout != sys.modules["torch"].strided:
+            raise UsageError(f"{name} has the layout {value.layout}, not torch.strided")
+        if value.untyped_storage().device.type == "meta":
+            raise UsageError(f"{name} has no memory: it stands for a tensor while torch traces")
         super().__init__(value.detach().contiguous(), name)
         self.dtype, self.shape = str(self.value.dtype).removeprefix("torch."), tuple(self.value.shape)
-        self.pointer, self.element_bytes = self.value.data_ptr(), self.value.element_size()
+        self.pointer = self.value.data_ptr() if self.value.numel() > 0 else ctypes.addressof(_NOTHING)
+        self.element_bytes = self.value.element_size()
         self.device = str(self.value.device)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Memory:

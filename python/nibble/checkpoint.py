@@ -16,7 +16,7 @@ import math
 import mmap
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +164,8 @@ class Checkpoint(Mapping[str, np.ndarray]):
         if dtype is None:
             raise UsageError(f"{info.file}: tensor '{name}': torch has no type for {info.dtype}")
         if info.bytes == 0:
-            return torch.empty(info.shape, dtype=dtype)
+            tensor: torch.Tensor = _empty(info, lambda: torch.empty(info.shape, dtype=dtype))
+            return tensor
         array = self._bytes(info)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -185,7 +186,8 @@ class Checkpoint(Mapping[str, np.ndarray]):
         whole = math.prod(info.shape) * dtype.itemsize == info.bytes
         shape = info.shape if whole else (info.bytes // dtype.itemsize,)
         if info.bytes == 0:
-            return np.empty(shape, dtype)
+            array: np.ndarray = _empty(info, lambda: np.empty(shape, dtype))
+            return array
         return self._bytes(info).view(dtype).reshape(shape)
 
     # Private pages that may be written: torch cannot be told that memory is read-only. Not reserved, because a file may
@@ -213,6 +215,16 @@ class Checkpoint(Mapping[str, np.ndarray]):
                 f"the file has {len(mapped)}"
             )  # fmt: skip
         return mapped
+
+
+def _empty(info: TensorInfo, make: Callable[[], Any]) -> Any:
+    """An array without elements, some of whose sizes a library may not be able to count."""
+    try:
+        return make()
+    except (ValueError, TypeError, RuntimeError, OverflowError):
+        raise UsageError(
+            f"{info.file}: tensor '{info.name}': has the shape {list(info.shape)}, which arrays here cannot have"
+        ) from None
 
 
 def open_checkpoint(path: str | os.PathLike[str], *, max_memory: int = 0) -> Checkpoint:

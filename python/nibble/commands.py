@@ -16,6 +16,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Union
 
+import numpy as np
+
 from . import _library
 from .errors import DifferenceError, error_of
 
@@ -45,7 +47,7 @@ def arguments_of(options: dict[str, Any]) -> list[str]:
 
 
 def text_of(value: Any) -> str:
-    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    return os.fsdecode(value) if isinstance(value, (bytes, os.PathLike)) else str(value)
 
 
 class Job:
@@ -80,7 +82,8 @@ class Job:
     def advance(self, _: Any, tensor: bytes, done: int, total: int) -> int:
         try:
             assert self.progress is not None  # it is called only if there is one
-            return 1 if self.progress(tensor.decode(errors="replace"), done, total) is False else 0
+            answer = self.progress(tensor.decode(errors="replace"), done, total)
+            return 1 if isinstance(answer, (bool, np.bool_)) and not answer else 0
         except BaseException as error:  # ctypes would print it and go on
             self.raised = error
             return 1
@@ -121,7 +124,7 @@ def run(command: str, *arguments: Path, progress: Progress | None = None, **opti
 
 def _run(command: str, arguments: Sequence[Path], progress: Progress | None, options: dict[str, Any]) -> dict[str, Any]:
     """run() without its signature. A warning names the line that called the caller of this function."""
-    words = [command, *arguments_of(options), "--", *map(text_of, arguments)]
+    words = [command, *arguments_of(options), "--", *map(os.fsdecode, arguments)]
     job = Job(words, progress)
     job.run_interruptibly() if threading.current_thread() is threading.main_thread() else job.run()
     if job.raised is not None:

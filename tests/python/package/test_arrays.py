@@ -114,8 +114,9 @@ def test_an_array_that_is_not_aligned_is_copied(golden):
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (1, 1, 65), (7, 13)])
-def test_any_shape_comes_back(shape):
-    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_shape_comes_back(shape, kind):
+    weight = of_kind(np.random.default_rng(0).standard_normal(shape, dtype=np.float32), kind)
     for nested in (False, True):
         assert nibble.dequantize_nf4(nibble.quantize_nf4(weight, nested=nested)).shape == shape
 
@@ -225,6 +226,13 @@ def test_wrong_parts():
             dataclasses.replace(quantized, absmax=None))  # fmt: skip
     refused("the weight is of type ndarray, not a nibble.FourBit", nibble.dequantize_nf4, WEIGHT)
     refused("the weight is of type FourBit, not a nibble.Int8", nibble.dequantize_int8, quantized)
+
+
+def test_tensors_without_elements_of_their_own():
+    with pytest.raises(nibble.UsageError, match="weight has the layout torch.sparse_coo, not torch.strided"):
+        nibble.quantize_nf4(torch.ones(4, 64).to_sparse())
+    with torch._subclasses.FakeTensorMode(), pytest.raises(nibble.UsageError, match="weight has no memory"):
+        nibble.quantize_nf4(torch.ones(4, 64))
 
 
 def test_wrong_devices():

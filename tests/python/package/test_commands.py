@@ -5,8 +5,10 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import threading
+import time
 import warnings
 
 import nibble
@@ -151,6 +153,22 @@ def test_false_from_progress_cancels(checkpoint, tmp_path, in_a_thread):
     assert not out.exists()
 
 
+def test_false_of_numpy_from_progress_cancels(checkpoint, tmp_path):
+    with pytest.raises(nibble.Cancelled):
+        nibble.convert(checkpoint, tmp_path / "out", to="bf16", progress=lambda *_: np.False_)
+
+
+def test_ctrl_c_stops_a_command(checkpoint, tmp_path):
+    def interrupt(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)  # until the main thread, which waits, has seen it
+
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        nibble.convert(checkpoint, out, to="bf16", progress=interrupt, threads=1)
+    assert not out.exists()
+
+
 def test_a_cancelled_conversion_is_resumed(checkpoint, tmp_path):
     whole, out, told = tmp_path / "whole.safetensors", tmp_path / "out.safetensors", []
     nibble.convert(checkpoint, whole, to="bf16")
@@ -212,6 +230,15 @@ def test_a_failure_has_the_text_and_the_code_of_the_program(name, checkpoint, tm
     assert caught.value.code == done.returncode
     assert "\n" not in text
     assert done.stderr.splitlines()[-1] == f"error: {text}"
+
+
+def test_a_path_may_be_bytes(checkpoint):
+    assert nibble.inspect(os.fsencode(checkpoint)) == nibble.inspect(checkpoint)
+
+
+def test_what_is_no_path_is_a_type_error(checkpoint):
+    with pytest.raises(TypeError, match="not NoneType"):
+        nibble.convert(checkpoint, None, to="bf16")
 
 
 def test_a_null_byte_in_a_path_or_an_option_is_refused(checkpoint):

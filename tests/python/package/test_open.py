@@ -1,6 +1,7 @@
 """nibble.open: the bytes of the files, without a copy, as long as somebody uses them."""
 
 import gc
+import json
 import pathlib
 
 import nibble
@@ -89,6 +90,19 @@ def test_bf16_and_parts_of_quantized_weights(golden):
 def test_an_empty_tensor(tmp_path, write_checkpoint):
     path = write_checkpoint(tmp_path / "in.safetensors", {"empty": np.empty((0, 4), np.float32)})
     assert nibble.open(path)["empty"].shape == (0, 4)
+
+
+def test_sizes_that_no_array_has(tmp_path):
+    header = json.dumps({"a": {"dtype": "F32", "shape": [0, 2**64 - 1], "data_offsets": [0, 0]}}).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    tensors = nibble.open(path)
+    says = f"{path}: tensor 'a': has the shape \\[0, 18446744073709551615\\], which arrays here cannot have"
+    with pytest.raises(nibble.UsageError, match=says):
+        tensors["a"]
+    pytest.importorskip("torch")
+    with pytest.raises(nibble.UsageError, match=says):
+        tensors.torch("a")
 
 
 def test_a_file_that_became_shorter_is_refused(checkpoint):
