@@ -47,6 +47,10 @@ peers=$(python/peers.sh)
 NIBBLE_PYTHON_WITH_TORCH=$peers "$tools/pip" wheel . --quiet --no-deps --no-build-isolation -w "$wheel/dist" \
   -C build-dir=build/release
 audit repair --exclude libtorch_cpu.so -w "$wheel/audited" "$wheel"/dist/*.whl | grep -F "Fixed-up wheel"
+if "$tools/python" -m zipfile -l "$wheel"/audited/*.whl | grep -F .libs/; then
+  echo "error: the wheel lacks these libraries, which auditwheel added" >&2
+  exit 1
+fi
 if [[ -e build/release/kernels/libnibble_cuda.so ]]; then
   "$tools/python" -m zipfile -l "$wheel"/audited/*.whl | grep -F nibble/lib/libnibble_cuda.so
 else

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -70,6 +71,40 @@ TEST(Matmul, PartsOfRowsMayLieWithinABlock) {
       expect_product(
           FourBit(12, static_cast<std::size_t>(k), static_cast<std::size_t>(blocksize), Codebook::nf4, true).weight, m,
           "blocksize " + std::to_string(blocksize));
+}
+
+// The root mean square error of a product in fp32, and that of sums of fp32 products in order.
+template <class Weight> std::pair<double, double> errors(const Case<Weight>& product) {
+  const Doubles w = reference::weights(product.weight), x = as_doubles(DType::f32, product.x, product.depth());
+  const Doubles exact = product.expected(w), y = as_doubles(DType::f32, product.run(), product.columns());
+  double squares = 0, simple_squares = 0;
+  for (std::size_t i = 0; i < product.m; ++i)
+    for (std::size_t c = 0; c < product.columns(); ++c) {
+      float sum = 0;
+      for (std::size_t d = 0; d < product.depth(); ++d)
+        sum += static_cast<float>(x(i, d)) * static_cast<float>(product.dx ? w(d, c) : w(c, d));
+      squares += std::pow(y(i, c) - exact(i, c), 2);
+      simple_squares += std::pow(static_cast<double>(sum) - exact(i, c), 2);
+    }
+  return {std::sqrt(squares), std::sqrt(simple_squares)};
+}
+
+// torch has short chains of sums for few rows.
+TEST(Matmul, SmallWeightsRoundLessThanSimpleSums) {
+  const auto check = [](const auto& weight, std::size_t m, bool dx) {
+    Case product(weight, DType::f32, m, dx);
+    product.bias = Bytes(product.bias.size());
+    for_each_target([&](const std::string& target) {
+      const auto [ours, simple] = errors(product);
+      EXPECT_LE(ours, 0.7 * simple) << target << ", " << weight.n << " x " << weight.k << (dx ? ", dx" : ", y");
+    });
+  };
+  for (const std::size_t m : {1u, 2u, 5u}) {
+    check(FourBit(96, 256, 64, Codebook::nf4, false).weight, m, true);
+    check(Int8(96, 256).weight, m, true);
+    check(FourBit(200, 72, 64, Codebook::nf4, false).weight, m, false);
+    check(Int8(72, 200).weight, m, true);
+  }
 }
 
 // Any order, any grouping, and no two tasks on one thread at a time.
