@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
 from ..checkpoint import open_checkpoint
-from ..errors import BadInputError, UsageError
+from ..errors import BadInputError, Error, UsageError
 
 
 def load(
@@ -18,55 +19,36 @@ def load(
 ) -> Any:
     """The model of the architecture that config.json names, with nibble's layers for its quantized weights.
 
-    Quantized tensors are mapped from the files: processes that load the same directory share them. compute_dtype: the
-    type in which layers multiply; by default what config.json says. adapter: the directory of a LoRA, which peft puts on
-    the model. `options` go to from_pretrained().
+    path: a directory, or the name of a model in the local Hugging Face cache. Quantized tensors are mapped from its
+    files: processes that load the same directory share them. compute_dtype: the type in which layers multiply; by
+    default what config.json says. adapter: the directory of a LoRA, which peft puts on the model. `options` go to
+    from_pretrained().
 
-    Raises nibble.BadInputError if a directory is incomplete, damaged, of another tool, or does not fit to the other one,
-    and nibble.UsageError for a device or type that cannot be used.
+    Raises nibble.BadInputError if a directory is incomplete, damaged, of another tool, or does not fit to the other
+    one, and nibble.UsageError for a device or type that cannot be used.
     """
     import transformers
     import transformers.quantizers.auto  # before nibble's quantizer, which its end may import (registration.py)
 
-    from .quantizer import NibbleConfig, register
-    from .weights import QUANT_STATE
+    from .quantizer import register
 
     register()
-    path = os.fspath(path)
     _check_compute_dtype(compute_dtype)
     _check_devices(options.get("device_map"))
-    with open_checkpoint(path) as tensors:  # first, because what transformers says of a path that has no model is long
-        quantized = next((name for name in tensors if QUANT_STATE in name or name.endswith(".SCB")), None)
-    if not os.path.isdir(path):
-        raise BadInputError(f"{path}: is a file, not the directory of a model")
-    if not os.path.isfile(os.path.join(path, "config.json")):
-        raise BadInputError(f"{path}: has no config.json")
-    try:
-        config = transformers.AutoConfig.from_pretrained(path)
-    except Exception as error:  # of a field of a wrong type, anything
-        raise BadInputError(f"{path}: config.json: {' '.join(str(error).partition(chr(10) * 2)[0].split())}") from error
-    stored = getattr(config, "quantization_config", None)
-    if stored is not None:
-        stored = stored if isinstance(stored, dict) else stored.to_dict()
-        method = stored.get("quant_method", "bitsandbytes")
-        if method not in ("nibble", "bitsandbytes"):
-            raise BadInputError(
-                f"{path}: is quantized by {method!r}; nibble loads what nibble or bitsandbytes quantized"
-            )
-        four_bit = stored.get("bnb_4bit_compute_dtype") if stored.get("load_in_4bit") else None
-        wanted = compute_dtype or stored.get("compute_dtype") or four_bit
-        config.quantization_config = NibbleConfig(wanted).to_dict()
-        if method == "bitsandbytes":
-            config.quantization_config["stored"] = stored
+    directory, quantized = _find(os.fspath(path))
+    stored = _read_config(directory)
+    config = copy.deepcopy(options.pop("config", None) or stored)
+    if not isinstance(config, transformers.PretrainedConfig):  # where one is, which transformers takes, too
+        config = transformers.AutoConfig.from_pretrained(config)
+    quantization = _quantization(directory, stored, compute_dtype)
+    if quantization is not None:
+        config.quantization_config = quantization
     elif quantized is not None:
         raise BadInputError(
-            f"{path}: config.json has no quantization_config, and '{quantized}' is of a quantized weight"
+            f"{directory}: config.json has no quantization_config, and '{quantized}' is of a quantized weight"
         )
-    names = config.architectures or []
-    model_class = getattr(transformers, names[0], None) if names else None
-    if model_class is None:
-        raise BadInputError(f"{path}: config.json names {names or 'no architecture'}, which transformers does not have")
-    model = _complete(path, model_class, {"dtype": "auto", "config": config} | options)
+    model_class = _model_class(directory, stored, config)
+    model = _complete(directory, model_class, {"dtype": "auto", "config": config} | options)
     if adapter is None:
         return model
     from .adapters import put_on
@@ -74,18 +56,116 @@ def load(
     return put_on(model, os.fspath(adapter))
 
 
+def _find(path: str) -> tuple[str, str | None]:
+    """The directory of a model, which may be one in the cache of the hub, and a tensor of a quantized weight in it."""
+    from .weights import QUANT_STATE
+
+    with open_checkpoint(path) as tensors:  # first, because what transformers says of a path that has no model is long
+        quantized = next((name for name in tensors if QUANT_STATE in name or name.endswith(".SCB")), None)
+        file = next((tensors.info(name).file for name in tensors), path)
+    if os.path.isfile(path):
+        raise BadInputError(f"{path}: is a file, not the directory of a model")
+    return (path if os.path.isdir(path) else os.path.dirname(file)), quantized
+
+
+def _read_config(directory: str) -> Any:
+    import transformers
+
+    from ..model_directory import BadInput, read_config
+
+    if not os.path.isfile(os.path.join(directory, "config.json")):
+        raise BadInputError(f"{directory}: has no config.json")
+    try:
+        read_config(directory)
+        return transformers.AutoConfig.from_pretrained(directory)
+    except BadInput as error:
+        raise BadInputError(str(error)) from None
+    except Exception as error:  # of a field of a wrong type, anything
+        raise BadInputError(
+            f"{directory}: config.json: {' '.join(str(error).partition(chr(10) * 2)[0].split())}"
+        ) from error
+
+
+def _quantization(directory: str, config: Any, compute_dtype: Any) -> dict[str, Any] | None:
+    """What the model's configuration has to say so that nibble loads it, or None if it is not quantized."""
+    from .quantizer import NibbleConfig
+
+    stored = getattr(config, "quantization_config", None)
+    if stored is None:
+        return None
+    if not isinstance(stored, dict):
+        stored = stored.to_dict()
+    method = stored.get("quant_method", "bitsandbytes")
+    if method not in ("nibble", "bitsandbytes"):
+        raise BadInputError(
+            f"{directory}: is quantized by {method!r}; nibble loads what nibble or bitsandbytes quantized"
+        )
+    four_bit = stored.get("bnb_4bit_compute_dtype") if stored.get("load_in_4bit") else None
+    try:
+        found = NibbleConfig(compute_dtype or stored.get("compute_dtype") or four_bit).to_dict()
+    except ValueError as error:
+        raise BadInputError(f"{directory}: config.json: {error}") from None
+    return found | {"stored": stored} if method == "bitsandbytes" else found
+
+
+def _model_class(directory: str, stored: Any, config: Any) -> Any:
+    import transformers
+
+    names = stored.architectures or []
+    found = getattr(transformers, names[0], None) if names else None
+    needed = getattr(found, "config_class", None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) and needed):
+        raise BadInputError(
+            f"{directory}: config.json names {names or 'no architecture'}, which is not a model of transformers"
+        )
+    if not isinstance(config, needed):
+        raise BadInputError(
+            f"{directory}: config.json names {names}, which is not a model of the type {config.model_type!r}"
+        )
+    return found
+
+
 def _complete(path: str, model_class: Any, options: dict[str, Any]) -> Any:
     """from_pretrained(), which gives weights that the directory lacks random values, and says so in a table."""
     wants_info = options.pop("output_loading_info", False)
     options = {"ignore_mismatched_sizes": True} | options
-    model, said = model_class.from_pretrained(path, output_loading_info=True, **options)
+    try:
+        model, said = model_class.from_pretrained(path, output_loading_info=True, **options)
+    except Error:
+        raise
+    except Exception:
+        _check_config(path, model_class, options["config"])
+        raise
     if said["missing_keys"]:
         raise BadInputError(
             f"{path}: tensor '{min(said['missing_keys'])}': is missing, {model_class.__name__} needs it"
         )
     for name, found, needed in sorted(said["mismatched_keys"]):
-        raise BadInputError(f"{path}: tensor '{name}': is {list(found)}, the model's weight is {list(needed)}")
+        _check_shape(path, name, found, needed)
     return (model, said) if wants_info else model
+
+
+def _check_config(path: str, model_class: Any, config: Any) -> None:
+    """For when loading has failed: whether the model that config.json describes is the reason."""
+    import torch
+
+    from ..model_directory import one_line
+    from .weights import find_weights
+
+    try:
+        with torch.device("meta"):
+            needed = model_class(copy.deepcopy(config)).state_dict()
+    except Exception as error:  # of a value that makes no sense, anything
+        raise BadInputError(f"{path}: config.json: {one_line(error)}") from error
+    with open_checkpoint(path) as tensors:
+        quantized = find_weights(tensors)
+        for name in [name for name in tensors if name in needed and name not in quantized]:
+            _check_shape(path, name, tensors.info(name).shape, needed[name].shape)
+
+
+def _check_shape(path: str, name: str, found: Any, needed: Any) -> None:
+    if list(found) != list(needed):
+        raise BadInputError(f"{path}: tensor '{name}': is {list(found)}, the model's weight is {list(needed)}")
 
 
 def _check_compute_dtype(dtype: Any) -> None:
@@ -95,11 +175,15 @@ def _check_compute_dtype(dtype: Any) -> None:
 
 
 def _check_devices(device_map: Any) -> None:
-    """Refuses CUDA devices that do not exist. What else there may be, transformers knows."""
+    """Refuses devices that torch cannot use."""
     import torch
+
+    from .quantizer import DIVISIONS
 
     devices = device_map.values() if isinstance(device_map, dict) else [device_map]
     for device in devices:
+        if device is None or device in DIVISIONS:
+            continue
         name = f"cuda:{device}" if isinstance(device, int) else str(device)
         kind, _, index = name.partition(":")
         if kind == "disk":
@@ -107,3 +191,7 @@ def _check_devices(device_map: Any) -> None:
         count = torch.cuda.device_count() if kind == "cuda" else 1
         if kind == "cuda" and (count == 0 or (index.isdigit() and int(index) >= count)):
             raise UsageError(f"device_map has {name}, and there are {count} CUDA devices that torch can use")
+        try:
+            torch.empty(0, device=name)
+        except Exception as error:  # of a device that is not there, anything
+            raise UsageError(f"device_map has {name}, which is not a device that torch can use") from error

@@ -52,6 +52,7 @@ class QuantizedModel:
             self._dtypes[place] = parameter.dtype
             module.register_parameter(place[1], None)
             module._is_hf_initialized = True
+        self._check_other_layers()
         if any(pieces[0][0].expert is not None for pieces in self._taken.values()):
             self._use_loop_over_experts()
         self._ignore_parts()
@@ -129,13 +130,30 @@ class QuantizedModel:
                 f"model's are {experts} with {rows}"
             )
 
+    def _check_other_layers(self) -> None:
+        """Refuses a weight that is missing although another layer's is quantized: transformers would give it random
+        values. The classification head that a base lacks has no other layer, so it stays allowed."""
+        others = {}
+        for name, at in self._destinations.items():
+            place = f"{at.module}.{at.leaf}"
+            if at.expert is None and _with_numbers_of(place, name) == name:
+                others[_without_numbers(place)] = name
+        ties = getattr(self._model, "all_tied_weights_keys", None) or {}
+        for needed, _ in self._model.named_parameters():
+            other = others.get(_without_numbers(needed))
+            if other is None or needed in ties:
+                continue
+            name = _with_numbers_of(needed, other)
+            if name not in self._tensors:
+                kind = type(self._model).__name__
+                raise BadInputError(f"{self._directory}: tensor '{name}': is missing, {kind} needs it")
+
     def _follow_ties(self) -> None:
         """A weight that is tied to a quantized one is that one."""
         ties = getattr(self._model, "all_tied_weights_keys", None) or {}
         if not ties and getattr(self._model.config, "tie_word_embeddings", False):
-            ties = {
-                f"{self._name_of(self._model.get_output_embeddings())}.weight": f"{self._name_of(self._model.get_input_embeddings())}.weight"
-            }
+            head, embeddings = self._model.get_output_embeddings(), self._model.get_input_embeddings()
+            ties = {f"{self._name_of(head)}.weight": f"{self._name_of(embeddings)}.weight"}
         for target, source in list(ties.items()):
             place = tuple(source.rpartition(".")[::2])
             if place in self._taken and target != source:
@@ -167,3 +185,13 @@ class QuantizedModel:
         while module and module not in self._devices:
             module = module.rpartition(".")[0]
         return self._devices.get(module, "cpu")
+
+
+def _without_numbers(name: str) -> str:
+    return ".".join("#" if part.isdigit() else part for part in name.split("."))
+
+
+def _with_numbers_of(place: str, name: str) -> str:
+    """`name` with the numbers of layers and of experts that `place` has."""
+    numbers = (part for part in place.split(".") if part.isdigit())
+    return ".".join(next(numbers, part) if part.isdigit() else part for part in name.split("."))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .quantized_model import QuantizedModel
 
 METHOD = "nibble"
+DIVISIONS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Values of device_map by which transformers divides a model among devices."""
 
 
 class NibbleConfig(QuantizationConfigMixin):
@@ -70,7 +72,7 @@ class NibbleQuantizer(HfQuantizer):
 
     def update_device_map(self, device_map: Any) -> Any:
         """Quantized weights are small: transformers need not divide them among devices, and has none to measure."""
-        if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+        if device_map in DIVISIONS:
             return {"": torch.cuda.current_device() if torch.cuda.is_available() else "cpu"}
         return device_map
 

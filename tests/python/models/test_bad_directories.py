@@ -1,16 +1,19 @@
-"""nibble.load() of what it cannot load: one sentence that names file, tensor, fact and limit.
+"""nibble.load() of directories that it cannot load: one sentence that names file, tensor, fact and limit.
 
-Other cases are beside what they are about, in test_loading.py.
+Adapters are in test_bad_adapters.py. Other cases are beside what they are about, in test_loading.py.
 """
 
 import json
+import re
 import shutil
 
 import nibble
 import pytest
 import safetensors.torch
 import torch
-from tiny_models import convert, save
+import transformers
+from nibble.nn import Linear4bit
+from tiny_models import convert, refused, save
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +26,6 @@ def nf4(tmp_path_factory):
 @pytest.fixture
 def directory(nf4, tmp_path):
     return shutil.copytree(nf4, tmp_path / "nf4")
-
-
-def refused(says, path, kind=nibble.BadInputError, **options):
-    with pytest.raises(kind) as caught:
-        nibble.load(path, **options)
-    assert str(caught.value) == says
 
 
 def change_config(directory, **changes):
@@ -95,7 +92,40 @@ def test_configs_that_transformers_does_not_take(directory):
         nibble.load(directory)
     assert "\n" not in str(caught.value)
     change_config(directory, model_type="llama", architectures=["os"])
-    refused(f"{directory}: config.json names ['os'], which transformers does not have", directory)
+    refused(f"{directory}: config.json names ['os'], which is not a model of transformers", directory)
+
+
+@pytest.mark.parametrize("names", [3, [3], {"LlamaForCausalLM": 1}])
+def test_architectures_that_are_not_a_list_of_names(directory, names):
+    change_config(directory, architectures=names)
+    refused(f"{directory}/config.json: 'architectures' is not a list of names", directory)
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "pipeline", "AutoModelForCausalLM", "PreTrainedModel"])
+def test_architectures_that_are_not_models(directory, name):
+    change_config(directory, architectures=[name])
+    refused(f"{directory}: config.json names ['{name}'], which is not a model of transformers", directory)
+
+
+def test_a_model_for_another_config(directory):
+    change_config(directory, architectures=["BertModel"])
+    refused(f"{directory}: config.json names ['BertModel'], which is not a model of the type 'llama'", directory)
+
+
+def test_sizes_that_make_no_sense(directory):
+    change_config(directory, vocab_size=2**62)
+    says = f"{directory}: config.json: Storage size calculation overflowed with sizes=[{2**62}, 64]"
+    refused(says, directory)
+    change_config(directory, vocab_size=2**50)  # as many are possible, but no machine has memory for them
+    refused(f"{directory}: tensor 'lm_head.weight': is [256, 64], the model's weight is [{2**50}, 64]", directory)
+
+
+def test_a_compute_dtype_that_torch_lacks(directory):
+    stored = json.loads((directory / "config.json").read_text())["quantization_config"]
+    change_config(directory, quantization_config=stored | {"bnb_4bit_compute_dtype": "blah"})
+    refused(
+        f"{directory}: config.json: compute_dtype 'blah' in quantization_config is no type of torch", directory
+    )
 
 
 def test_a_file_is_no_directory(nf4):
@@ -126,63 +156,59 @@ def test_devices_that_do_not_exist(nf4, monkeypatch):
     refused(says, nf4, nibble.UsageError, device_map={"": "disk"})
 
 
+@pytest.mark.parametrize("device", ["xpu", "no_device"])
+def test_devices_that_torch_cannot_use(nf4, device):
+    try:
+        torch.empty(0, device=device)
+    except Exception:
+        says = f"device_map has {device}, which is not a device that torch can use"
+        refused(says, nf4, nibble.UsageError, device_map=device)
+        refused(says, nf4, nibble.UsageError, device_map={"model": "cpu", "lm_head": device})
+
+
 def test_any_device_is_the_cpu_where_there_is_no_other(nf4, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     pytest.importorskip("accelerate")
     assert nibble.load(nf4, device_map="auto").device == torch.device("cpu")
 
 
-# --- adapters ---------------------------------------------------------------------------------------------------------
+# --- from_pretrained() ------------------------------------------------------------------------------------------------
 
 
-def adapter(folder, name, target, **changes):
-    peft = pytest.importorskip("peft")
-    model = save(folder / "base", name, **changes)
-    config = peft.LoraConfig(r=4, target_modules=target, task_type="CAUSAL_LM", init_lora_weights=False)
-    peft.get_peft_model(model, config).save_pretrained(folder / "adapter")
-    return folder / "adapter"
+def mixed(folder, dropped):
+    """A directory that only nibble reads, without a weight."""
+    save(folder / "plain", "Llama")
+    options = ("--embeddings", "int8", "--allow-nibble-only")
+    directory = convert(folder / "plain", folder / "mixed", "--to", "nf4", *options)
+
+    def drop(state):
+        for part in [part for part in state if part.startswith(dropped)]:
+            del state[part]
+
+    change_tensors(directory, drop)
+    return directory
 
 
-def test_an_adapter_of_this_base(nf4, tmp_path):
-    directory = adapter(tmp_path, "Llama", "all-linear")
-    ids = torch.arange(8)[None]
-    with torch.inference_mode():
-        adapted = nibble.load(nf4, adapter=directory)
-        assert type(adapted).__name__ == "PeftModelForCausalLM"
-        assert not torch.equal(adapted(ids).logits, nibble.load(nf4)(ids).logits)
+@pytest.mark.parametrize("kind", ["AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification"])
+def test_transformers_gives_no_random_values_to_what_is_quantized_in_other_layers(tmp_path, kind):
+    name = "model.layers.1.mlp.up_proj.weight"
+    directory = mixed(tmp_path, name)
+    with pytest.raises(nibble.BadInputError) as caught:
+        getattr(transformers, kind).from_pretrained(directory)
+    says = rf"{re.escape(str(directory))}: tensor '{re.escape(name)}': is missing, Llama(Model|For\w+) needs it"
+    assert re.fullmatch(says, str(caught.value))
 
 
-def test_adapters_of_other_bases(nf4, tmp_path):
-    directory = adapter(tmp_path / "wide", "Llama", ["down_proj"], intermediate_size=192)
-    file, of = directory / "adapter_model.safetensors", "base_model.model.model.layers"
-    refused(
-        f"{file}: tensor '{of}.0.mlp.down_proj.lora_A.weight': is [4, 192], and 'model.layers.0.mlp.down_proj' of the base "
-        "has 128 columns, so the adapter is for another base",
-        nf4, adapter=directory,
-    )  # fmt: skip
-    directory = adapter(tmp_path / "tall", "Llama", ["up_proj"], intermediate_size=192)
-    file = directory / "adapter_model.safetensors"
-    refused(
-        f"{file}: tensor '{of}.0.mlp.up_proj.lora_B.weight': is [192, 4], and 'model.layers.0.mlp.up_proj' of the base "
-        "has 128 rows, so the adapter is for another base",
-        nf4, adapter=directory,
-    )  # fmt: skip
-    directory = adapter(tmp_path / "deep", "Llama", ["q_proj"], num_hidden_layers=3)
-    file = directory / "adapter_model.safetensors"
-    refused(
-        f"{file}: tensor '{of}.2.self_attn.q_proj.lora_A.weight': LlamaForCausalLM has no 'model.layers.2.self_attn.q_proj', "
-        "so the adapter is for another base",
-        nf4, adapter=directory,
-    )  # fmt: skip
+def test_transformers_makes_the_head_that_a_base_lacks(tmp_path):
+    directory = mixed(tmp_path, "lm_head.weight")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(directory, num_labels=3)
+    assert model.score.weight.shape == (3, 64)
+    assert sum(isinstance(module, Linear4bit) for module in model.modules()) == 2 * 7
 
 
-def test_adapters_that_are_not_whole(nf4, tmp_path):
-    refused(f"{nf4}: has no adapter_config.json, so it is not an adapter that nibble can load", nf4, adapter=nf4)
-    directory = adapter(tmp_path, "Llama", ["q_proj"])
-    file = directory / "adapter_model.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(nibble.BadInputError, match="adapter_model.safetensors: header ends at byte .*, file has 100$"):
-        nibble.load(nf4, adapter=directory)
-    file.unlink()
-    says = f"{directory}: has no adapter_model.safetensors, so it is not an adapter that nibble can load"
-    refused(says, nf4, adapter=directory)
+def test_layers_that_are_not_quantized_may_differ_from_those_that_are(tmp_path):
+    save(tmp_path / "plain", "GptOss")
+    options = ("--to", "nf4", "--experts", "nf4", "--skip", r".*layers\.1\..*", "--allow-nibble-only")
+    directory = convert(tmp_path / "plain", tmp_path / "nf4", *options)
+    _, said = transformers.AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not any(said[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))

@@ -29,6 +29,12 @@ def test_experts_embeddings_and_heads(tmp_path, name):
     check_logits(model, dequantized(directory))
 
 
+@pytest.fixture
+def nf4(tmp_path):
+    save(tmp_path / "plain", "Llama")
+    return convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4")
+
+
 @pytest.mark.parametrize("to", ["nf4", "fp4", "int8"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_load_of_what_bitsandbytes_reads(tmp_path, to, tied):
@@ -46,6 +52,29 @@ def test_a_head_tied_to_quantized_embeddings(tmp_path):
     model = nibble.load(directory, **FP32).eval()
     assert isinstance(model.lm_head, Linear4bit)
     check_logits(model, dequantized(directory))
+
+
+@pytest.mark.parametrize("given", [str, transformers.AutoConfig.from_pretrained])
+def test_a_config_that_is_given_gets_the_quantization(nf4, given):
+    config = given(nf4)
+    model = nibble.load(nf4, config=config)
+    assert sum(isinstance(module, Linear4bit) and type(module) is Linear4bit for module in model.modules()) == 2 * 7
+    assert isinstance(config, str) or config.quantization_config["quant_method"] == "bitsandbytes"  # as it was
+
+
+def test_a_model_in_the_cache_of_the_hub(nf4, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    repository = tmp_path / "hub/models--org--model"
+    for folder in ("refs", "blobs", "snapshots/0123"):
+        (repository / folder).mkdir(parents=True)
+    (repository / "refs/main").write_text("0123")
+    for file in nf4.iterdir():
+        (repository / "snapshots/0123" / file.name).symlink_to(file.rename(repository / "blobs" / file.name))
+    for name in ("org/model", "org/model@0123"):
+        assert sum(isinstance(module, Linear4bit) for module in nibble.load(name).modules()) == 2 * 7
+    with pytest.raises(nibble.BadInputError, match="^org/other: no such file, and not in the hub cache .*hub"):
+        nibble.load("org/other")
 
 
 def test_nothing_is_reported_as_unexpected_or_missing(tmp_path):
@@ -208,3 +237,22 @@ def test_peft_prepares_such_models_for_training(tmp_path):
     ids = torch.arange(8)[None]
     model(ids, labels=ids).loss.backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+# peft casts the parameters that have 16 bits; the routers of these models want x in their own type.
+@pytest.mark.parametrize("name", ["GptOss", "Mixtral", "Qwen3Moe"])
+@pytest.mark.parametrize("cast", ["prepared", torch.float16, torch.float32])
+def test_casts_reach_quantized_embeddings_and_experts(tmp_path, name, cast):
+    peft = pytest.importorskip("peft")
+    save(tmp_path / "bf16", name)
+    model = nibble.load(convert(tmp_path / "bf16", tmp_path / "mixed", "--to", "nf4", "--experts", "nf4", *MIXED))
+    ids = torch.arange(12)[None]
+    assert model(ids).logits.dtype == torch.bfloat16
+    if cast == "prepared":
+        prepared = peft.prepare_model_for_kbit_training(model)
+        trained = peft.get_peft_model(prepared, peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+        loss = trained(input_ids=ids, labels=ids).loss
+        loss.backward()
+        assert loss.dtype == torch.float32 and all(p.grad is not None for p in trained.parameters() if p.requires_grad)
+    else:
+        assert model.to(cast)(ids).logits.dtype == cast

@@ -4,6 +4,8 @@ import os
 import pathlib
 import subprocess
 
+import nibble
+import pytest
 import torch
 import transformers
 
@@ -64,3 +66,10 @@ def check_logits(model, expected):
     ids = torch.arange(34).reshape(2, 17) * 7 % 256
     with torch.inference_mode():
         torch.testing.assert_close(model(ids).logits, expected(ids).logits, rtol=0, atol=1e-3)
+
+
+def refused(says, path, kind=nibble.BadInputError, **options):
+    """nibble.load() says why it does not load this, in these words."""
+    with pytest.raises(kind) as caught:
+        nibble.load(path, **options)
+    assert str(caught.value) == says
