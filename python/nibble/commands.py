@@ -11,12 +11,11 @@ import functools
 import inspect as inspection
 import json
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Union
-
-import numpy as np
 
 from . import _library
 from .errors import DifferenceError, error_of
@@ -83,7 +82,8 @@ class Job:
         try:
             assert self.progress is not None  # it is called only if there is one
             answer = self.progress(tensor.decode(errors="replace"), done, total)
-            return 1 if isinstance(answer, (bool, np.bool_)) and not answer else 0
+            numpy = sys.modules.get("numpy")  # whoever returns its False has imported it
+            return 1 if answer is False or (numpy and isinstance(answer, numpy.bool_) and not answer) else 0
         except BaseException as error:  # ctypes would print it and go on
             self.raised = error
             return 1

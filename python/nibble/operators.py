@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _library
+from .errors import UsageError
 
 Gradients = tuple[Union[Tensor, None], ...]  # of each argument
 
@@ -23,8 +24,16 @@ NESTED_BLOCKSIZE = 256  # absmax values per nested absmax
 
 
 def _load() -> None:
-    if hasattr(torch.ops.nibble, "linear_4bit"):
-        return  # already loaded, by another copy of this module
+    if not hasattr(torch.ops.nibble, "linear_4bit"):  # another copy of this module may have loaded it
+        _load_library()
+    if target := os.environ.get("NIBBLE_CPU_TARGET"):
+        try:
+            torch.ops.nibble.force_cpu_target(target)
+        except RuntimeError as error:
+            raise UsageError(f"NIBBLE_CPU_TARGET: {error}") from None
+
+
+def _load_library() -> None:
     path = _library.find("libnibble_torch.so", "NIBBLE_TORCH_LIBRARY")
     if path is None:
         raise ImportError(
@@ -35,21 +44,20 @@ def _load() -> None:
         torch.ops.load_library(path)
     except OSError as error:
         raise ImportError(f"{path}: cannot be loaded: {error}") from error
-    if target := os.environ.get("NIBBLE_CPU_TARGET"):
-        torch.ops.nibble.force_cpu_target(target)
 
 
 _load()
 _ops = torch.ops.nibble
 
 
-# What tracing has to know: shapes and types of the results. torch also calls these functions if an argument is on the
-# meta device and others are not; the result would have memory that nothing wrote.
+# What tracing has to know: shapes and types of the results. torch also calls these functions if one argument of a real
+# product is on the meta device; the result would have memory that nothing wrote.
 
 
 def _require_device(device: torch.device, **tensors: Tensor | None) -> None:
+    """`device` is that of the result."""
     for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != device:
+        if tensor is not None and tensor.device != device and device.type != "meta":
             raise ValueError(f"{name}: is on the device {tensor.device}, and the others are on {device}")
 
 

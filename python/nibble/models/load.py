@@ -19,13 +19,14 @@ def load(
 ) -> Any:
     """The model of the architecture that config.json names, with nibble's layers for its quantized weights.
 
-    path: a directory, or the name of a model in the local Hugging Face cache. Quantized tensors are mapped from its
+    path: a directory, or the name of a model in the local Hugging Face cache, of which `revision` may choose a version.
+    Quantized tensors are mapped from its
     files: processes that load the same directory share them. compute_dtype: the type in which layers multiply; by
     default what config.json says. adapter: the directory of a LoRA, which peft puts on the model. `options` go to
     from_pretrained().
 
-    Raises nibble.BadInputError if a directory is incomplete, damaged, of another tool, or does not fit to the other
-    one, and nibble.UsageError for a device or type that cannot be used.
+    Raises nibble.BadInputError if a directory is incomplete, damaged or of another tool, or if the adapter is for another
+    model, and nibble.UsageError for a device or type that cannot be used.
     """
     import transformers
     import transformers.quantizers.auto  # before nibble's quantizer, which its end may import (registration.py)
@@ -35,19 +36,19 @@ def load(
     register()
     _check_compute_dtype(compute_dtype)
     _check_devices(options.get("device_map"))
-    directory, quantized = _find(os.fspath(path))
+    directory, quantized = _find(os.fspath(path), options)
     stored = _read_config(directory)
     config = copy.deepcopy(options.pop("config", None) or stored)
-    if not isinstance(config, transformers.PretrainedConfig):  # where one is, which transformers takes, too
+    if not isinstance(config, transformers.PretrainedConfig):  # transformers takes the path of a config, too
         config = transformers.AutoConfig.from_pretrained(config)
-    quantization = _quantization(directory, stored, compute_dtype)
+    quantization = _quantization(directory, stored, compute_dtype or _fields(config).get("compute_dtype"))
     if quantization is not None:
         config.quantization_config = quantization
     elif quantized is not None:
         raise BadInputError(
             f"{directory}: config.json has no quantization_config, and '{quantized}' is of a quantized weight"
         )
-    model_class = _model_class(directory, stored, config)
+    model_class = _model_class(directory, stored)
     model = _complete(directory, model_class, {"dtype": "auto", "config": config} | options)
     if adapter is None:
         return model
@@ -56,10 +57,16 @@ def load(
     return put_on(model, os.fspath(adapter))
 
 
-def _find(path: str) -> tuple[str, str | None]:
-    """The directory of a model, which may be one in the cache of the hub, and a tensor of a quantized weight in it."""
+def _find(path: str, options: dict[str, Any]) -> tuple[str, str | None]:
+    """The directory of a model, which may be one in the cache of the hub, and a tensor of a quantized weight in it. Takes
+    the options that are about the hub."""
     from .weights import QUANT_STATE
 
+    revision, cache = options.pop("revision", None), options.pop("cache_dir", None)
+    if cache is not None:
+        raise UsageError("cache_dir is not supported; HF_HUB_CACHE in the environment names another cache")
+    if revision is not None and not os.path.isdir(path):
+        path = f"{path}@{revision}"
     with open_checkpoint(path) as tensors:  # first, because what transformers says of a path that has no model is long
         quantized = next((name for name in tensors if QUANT_STATE in name or name.endswith(".SCB")), None)
         file = next((tensors.info(name).file for name in tensors), path)
@@ -86,15 +93,20 @@ def _read_config(directory: str) -> Any:
         ) from error
 
 
+def _fields(config: Any) -> dict[str, Any]:
+    """Those of a configuration's quantization_config; none if it has none."""
+    stored = getattr(config, "quantization_config", None) or {}
+    fields: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
+    return fields
+
+
 def _quantization(directory: str, config: Any, compute_dtype: Any) -> dict[str, Any] | None:
     """What the model's configuration has to say so that nibble loads it, or None if it is not quantized."""
     from .quantizer import NibbleConfig
 
-    stored = getattr(config, "quantization_config", None)
-    if stored is None:
+    if getattr(config, "quantization_config", None) is None:
         return None
-    if not isinstance(stored, dict):
-        stored = stored.to_dict()
+    stored = _fields(config)
     method = stored.get("quant_method", "bitsandbytes")
     if method not in ("nibble", "bitsandbytes"):
         raise BadInputError(
@@ -108,19 +120,15 @@ def _quantization(directory: str, config: Any, compute_dtype: Any) -> dict[str, 
     return found | {"stored": stored} if method == "bitsandbytes" else found
 
 
-def _model_class(directory: str, stored: Any, config: Any) -> Any:
+def _model_class(directory: str, stored: Any) -> Any:
     import transformers
 
     names = stored.architectures or []
     found = getattr(transformers, names[0], None) if names else None
-    needed = getattr(found, "config_class", None)
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) and needed):
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    if not (is_model and getattr(found, "config_class", None)):
         raise BadInputError(
             f"{directory}: config.json names {names or 'no architecture'}, which is not a model of transformers"
-        )
-    if not isinstance(config, needed):
-        raise BadInputError(
-            f"{directory}: config.json names {names}, which is not a model of the type {config.model_type!r}"
         )
     return found
 

@@ -50,7 +50,11 @@ class QuantizedModel:
             parameter = module._parameters[place[1]]
             self._check(module, parameter, pieces)
             self._dtypes[place] = parameter.dtype
-            module.register_parameter(place[1], None)
+            # Not a parameter any more, but of its shape: transformers' code to initialize models looks at it.
+            placeholder = parameter.detach()
+            placeholder._is_hf_initialized = True
+            del module._parameters[place[1]]
+            setattr(module, place[1], placeholder)
             module._is_hf_initialized = True
         self._check_other_layers()
         if any(pieces[0][0].expert is not None for pieces in self._taken.values()):
@@ -61,7 +65,7 @@ class QuantizedModel:
         for place, pieces in self._taken.items():
             parent, _, name = place[0].rpartition(".")
             module = self._model.get_submodule(place[0])
-            del module._parameters[place[1]]
+            delattr(module, place[1])
             if pieces[0][0].expert is not None:
                 setattr(module, place[1], self._expert_weights(place, pieces).to(self._device_of(place[0])))
             elif type(module) is torch.nn.Linear or type(module).__name__ == "Conv1D":
@@ -153,7 +157,8 @@ class QuantizedModel:
         ties = getattr(self._model, "all_tied_weights_keys", None) or {}
         if not ties and getattr(self._model.config, "tie_word_embeddings", False):
             head, embeddings = self._model.get_output_embeddings(), self._model.get_input_embeddings()
-            ties = {f"{self._name_of(head)}.weight": f"{self._name_of(embeddings)}.weight"}
+            if head is not None:
+                ties = {f"{self._name_of(head)}.weight": f"{self._name_of(embeddings)}.weight"}
         for target, source in list(ties.items()):
             place = tuple(source.rpartition(".")[::2])
             if place in self._taken and target != source:

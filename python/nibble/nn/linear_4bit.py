@@ -56,11 +56,11 @@ class Weight4bit(FrozenLinear):
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        nested = None
+        packed, nested = zeros(_blocks(n, 2), 1, dtype=torch.uint8), None
         if compress_statistics:
-            nested = (zeros(_blocks(blocks, 256)), torch.ops.nibble.quant_map("nested").to(device or "cpu"), zeros())
+            nested = (zeros(_blocks(blocks, 256)), torch.ops.nibble.quant_map("nested").to(packed.device), zeros())
         self._set(
-            zeros(_blocks(n, 2), 1, dtype=torch.uint8),
+            packed,
             zeros(blocks, dtype=torch.uint8 if compress_statistics else torch.float32),
             nested,
             quant_type,

@@ -18,7 +18,7 @@ class _InPlaceOfATensor(torch.nn.Module):
 
     requires_grad = False
     lacks = "its codes are frozen"
-    """Why it has nothing else of what a tensor has."""
+    """Why it has no other attributes of a tensor."""
 
     def __init__(self, shape: list[int]) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _InPlaceOfATensor(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            raise AttributeError(f"{type(self).__name__} {list(self.shape)}: has no '{name}': {self.lacks}") from None
+            raise AttributeError(f"{type(self).__name__} {list(self.__dict__.get('shape', ()))}: has no '{name}': {self.lacks}") from None
 
     @property
     def device(self) -> torch.device:
@@ -56,6 +56,21 @@ class _InPlaceOfATensor(torch.nn.Module):
         return f"shape={list(self.shape)}, dtype={self.dtype}"
 
 
+class _Type(torch.nn.Module):
+    """A type that casts change: what casts the parameters of a model, as .to(dtype) and peft's
+    prepare_model_for_kbit_training() do, casts `like`, too. It has no elements, and no state dict has it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.like = torch.nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        pass
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        pass
+
+
 class QuantizedWeight(_InPlaceOfATensor):
     """A frozen weight [rows, columns] whose rows are those of one quantized layer, or of several one after the other.
 
@@ -68,20 +83,12 @@ class QuantizedWeight(_InPlaceOfATensor):
             raise ValueError(f"layers: have {sorted(columns)} columns, which do not fit together")
         super().__init__([sum(layer.out_features for layer in layers), columns.pop()])
         self.layers = torch.nn.ModuleList(layers)
-        # What casts the parameters of a model, as .to(dtype) and peft's prepare_model_for_kbit_training() do, casts this
-        # one, and so the weight. It has no elements, and no state dict has it.
-        self.like = torch.nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
+        self.type_of_weight = _Type(dtype)
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.like.dtype
+        dtype: torch.dtype = self.type_of_weight.like.dtype
         return dtype
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        pass
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        pass
 
     def dequantize(self) -> torch.Tensor:
         return torch.cat([layer.dequantize(self._decoded_dtype()) for layer in self.layers]).to(self.dtype)

@@ -109,7 +109,12 @@ def test_architectures_that_are_not_models(directory, name):
 
 def test_a_model_for_another_config(directory):
     change_config(directory, architectures=["BertModel"])
-    refused(f"{directory}: config.json names ['BertModel'], which is not a model of the type 'llama'", directory)
+    refused(f"{directory}: config.json: 'LlamaConfig' object has no attribute 'type_vocab_size'", directory)
+
+
+def test_options_of_the_hub_that_are_not_supported(directory):
+    says = "cache_dir is not supported; HF_HUB_CACHE in the environment names another cache"
+    refused(says, directory, nibble.UsageError, cache_dir=directory)
 
 
 def test_sizes_that_make_no_sense(directory):

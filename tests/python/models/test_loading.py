@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 import transformers
 from nibble.nn import ExpertWeights, Linear4bit, LinearInt8, QuantizedWeight
-from tiny_models import FP32, MIXED, check_logits, convert, dequantized, save
+from tiny_models import FP32, MIXED, check_logits, convert, dequantized, run, save
 
 fused_experts = pytest.mark.skipif(transformers.__version__ < "5", reason="transformers 4 has a module for each expert")
 
@@ -71,8 +71,10 @@ def test_a_model_in_the_cache_of_the_hub(nf4, tmp_path, monkeypatch):
     (repository / "refs/main").write_text("0123")
     for file in nf4.iterdir():
         (repository / "snapshots/0123" / file.name).symlink_to(file.rename(repository / "blobs" / file.name))
-    for name in ("org/model", "org/model@0123"):
-        assert sum(isinstance(module, Linear4bit) for module in nibble.load(name).modules()) == 2 * 7
+    for name, options in (("org/model", {}), ("org/model@0123", {}), ("org/model", {"revision": "0123"})):
+        assert sum(isinstance(module, Linear4bit) for module in nibble.load(name, **options).modules()) == 2 * 7
+    with pytest.raises(nibble.BadInputError, match="org/model@v2"):
+        nibble.load("org/model", revision="v2")
     with pytest.raises(nibble.BadInputError, match="^org/other: no such file, and not in the hub cache .*hub"):
         nibble.load("org/other")
 
@@ -256,3 +258,47 @@ def test_casts_reach_quantized_embeddings_and_experts(tmp_path, name, cast):
         assert loss.dtype == torch.float32 and all(p.grad is not None for p in trained.parameters() if p.requires_grad)
     else:
         assert model.to(cast)(ids).logits.dtype == cast
+
+
+# Their code to initialize weights looks at those of modules below, or at shapes and devices of embeddings.
+@pytest.mark.parametrize("kind, config", [
+    ("T5ForConditionalGeneration", transformers.T5Config(
+        vocab_size=256, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)),
+    ("GPT2LMHeadModel", transformers.GPT2Config(vocab_size=256, n_embd=64, n_layer=2, n_head=4)),
+    ("BertModel", transformers.BertConfig(
+        vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)),
+])  # fmt: skip
+def test_other_kinds_of_models(tmp_path, kind, config):
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(config).eval()
+    model.save_pretrained(tmp_path / "plain")
+    quantized = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4", "--embeddings", "nf4",
+                        "--allow-nibble-only")  # fmt: skip
+    run("dequantize", quantized, tmp_path / "dequantized", "--to", "fp32")
+    expected = getattr(transformers, kind).from_pretrained(tmp_path / "dequantized").eval()
+    ids = torch.arange(10)[None]
+    inputs = {"input_ids": ids, "decoder_input_ids": ids} if config.is_encoder_decoder else {"input_ids": ids}
+    with torch.inference_mode():
+        found, wanted = (m(**inputs)[0] for m in (nibble.load(quantized, **FP32), expected))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3)
+
+
+# transformers itself names the model of another type there.
+@pytest.mark.skipif(transformers.__version__ < "5", reason="transformers 4 has no InternLM3")
+def test_a_model_of_another_type_that_transformers_names(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        "internlm3", vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=128,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "plain")
+    model = nibble.load(convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4"))
+    assert type(model).__name__ == "LlamaForCausalLM"
+
+
+def test_a_compute_dtype_of_the_config_that_is_given(nf4):
+    config = transformers.AutoConfig.from_pretrained(nf4)
+    config.quantization_config = {"quant_method": "nibble", "compute_dtype": "float16"}
+    layer = nibble.load(nf4, config=config).model.layers[0].mlp.up_proj
+    assert layer.compute_dtype == torch.float16
+    assert nibble.load(nf4, config=config, compute_dtype="float32").lm_head.weight.dtype == torch.bfloat16

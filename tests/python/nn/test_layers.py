@@ -187,3 +187,13 @@ def test_without_a_bias(kind):
     layer, x = layer_of(kind, bias=False), torch.randn(3, 80)
     assert layer.bias is None and "bias" not in layer.state_dict()
     torch.testing.assert_close(layer(x), x @ layer.dequantize(torch.float32).T)
+
+
+@every_kind
+def test_layers_on_the_meta_device_have_shapes_alone(kind):
+    with torch.device("meta"):
+        made = LinearInt8(80, 48) if kind == "int8" else Linear4bit(80, 48, compress_statistics="plain" not in kind)
+        quantized = KINDS[kind](torch.nn.Linear(80, 48))
+        for layer in (made, quantized):
+            assert {tensor.device.type for tensor in (*layer.parameters(), *layer.buffers())} == {"meta"}
+            assert layer(torch.empty(3, 80)).shape == (3, 48)

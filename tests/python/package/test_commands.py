@@ -7,6 +7,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -43,6 +44,12 @@ def test_convert_chooses_for_a_size(checkpoint, tmp_path):
     assert report["stored_bytes"] == advised["chosen"]["bytes"] <= advised["max_bytes"]
     with pytest.raises(nibble.Error, match="--to is required"):
         nibble.convert(checkpoint, tmp_path / "new.safetensors")
+
+
+# Which takes longer to be imported than the program takes for a small file.
+def test_the_program_does_not_wait_for_numpy():
+    command = [sys.executable, "-c", "import sys, nibble; print('numpy' in sys.modules)"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "False\n"
 
 
 def test_a_list_repeats_an_option(checkpoint, tmp_path):

@@ -79,6 +79,8 @@ def test_the_type_follows_that_of_the_model(dtype):
     assert set(model.state_dict()) == {"norm", *(f"weight.{name}" for name in model.weight.state_dict())}
     assert not any(name.endswith("like") for name in model.state_dict())
     model.load_state_dict(model.state_dict())
+    with pytest.raises(RuntimeError, match="Unexpected key.*weight.absmax"):
+        model.load_state_dict(model.state_dict() | {"weight.absmax": torch.ones(1)})
     model.to(dtype)
     experts = ExpertWeights([model.weight])
     assert model.weight.dtype == experts.dtype == model.weight.dequantize().dtype == dtype
