@@ -6,8 +6,10 @@ and autograd have to know of them. docs/torch.md has what each of them computes.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Union
 
 import torch
@@ -50,18 +52,33 @@ _load()
 _ops = torch.ops.nibble
 
 
-# What tracing has to know: shapes and types of the results. torch also calls these functions if one argument of a real
-# product is on the meta device; the result would have memory that nothing wrote.
+# What tracing has to know: shapes and types of the results.
 
 
-def _require_device(device: torch.device, **tensors: Tensor | None) -> None:
-    """`device` is that of the result."""
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != device and device.type != "meta":
-            raise ValueError(f"{name}: is on the device {tensor.device}, and the others are on {device}")
+def _fake(operator: str) -> Callable[[Callable[..., Any]], None]:
+    """Registers what tracing calls for an operator. Its result is on the device of the first tensor, and the others have
+    to be there: torch also makes this call if one argument of a real product is on the meta device, and the result would
+    have memory that nothing wrote. On the meta device, a result has no memory."""
+
+    def register(function: Callable[..., Any]) -> None:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*arguments: Any, **keywords: Any) -> Any:
+            given = signature.bind(*arguments, **keywords).arguments
+            tensors = [(name, value) for name, value in given.items() if isinstance(value, Tensor)]
+            for name, tensor in tensors[1:]:
+                first, of_result = tensors[0]
+                if tensor.device != of_result.device and not of_result.is_meta:
+                    raise ValueError(f"{name}: is on {tensor.device}, and {first} on {of_result.device}")
+            return function(*arguments, **keywords)
+
+        torch.library.register_fake(f"nibble::{operator}")(checked)
+
+    return register
 
 
-@torch.library.register_fake("nibble::linear_4bit")
+@_fake("linear_4bit")
 def _(
     x: Tensor,
     packed: Tensor,
@@ -74,19 +91,10 @@ def _(
     blocksize: int,
     quant_type: str,
 ) -> Tensor:
-    _require_device(
-        x.device,
-        packed=packed,
-        absmax=absmax,
-        nested_absmax=nested_absmax,
-        nested_quant_map=nested_quant_map,
-        nested_offset=nested_offset,
-        bias=bias,
-    )
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-@torch.library.register_fake("nibble::linear_4bit_dx")
+@_fake("linear_4bit_dx")
 def _(
     dy: Tensor,
     packed: Tensor,
@@ -98,18 +106,10 @@ def _(
     blocksize: int,
     quant_type: str,
 ) -> Tensor:
-    _require_device(
-        dy.device,
-        packed=packed,
-        absmax=absmax,
-        nested_absmax=nested_absmax,
-        nested_quant_map=nested_quant_map,
-        nested_offset=nested_offset,
-    )
     return dy.new_empty((*dy.shape[:-1], in_features))
 
 
-@torch.library.register_fake("nibble::quantize_4bit")
+@_fake("quantize_4bit")
 def _(weights: Tensor, blocksize: int, quant_type: str) -> tuple[Tensor, Tensor]:
     if blocksize not in BLOCKSIZES:
         raise ValueError(f"blocksize: is {blocksize}, not one of {', '.join(map(str, BLOCKSIZES))}")
@@ -118,7 +118,7 @@ def _(weights: Tensor, blocksize: int, quant_type: str) -> tuple[Tensor, Tensor]
     return packed, weights.new_empty(((n + blocksize - 1) // blocksize,), dtype=torch.float32)
 
 
-@torch.library.register_fake("nibble::dequantize_4bit")
+@_fake("dequantize_4bit")
 def _(
     packed: Tensor,
     absmax: Tensor,
@@ -130,62 +130,45 @@ def _(
     quant_type: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    _require_device(
-        packed.device,
-        absmax=absmax,
-        nested_absmax=nested_absmax,
-        nested_quant_map=nested_quant_map,
-        nested_offset=nested_offset,
-    )
     return packed.new_empty(shape, dtype=dtype)
 
 
-@torch.library.register_fake("nibble::quantize_absmax")
+@_fake("quantize_absmax")
 def _(absmax: Tensor, offset: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    _require_device(absmax.device, offset=offset)
     blocks = (absmax.numel() + NESTED_BLOCKSIZE - 1) // NESTED_BLOCKSIZE
     codes = absmax.new_empty((absmax.numel(),), dtype=torch.uint8)
     return codes, absmax.new_empty((blocks,)), absmax.new_empty(())
 
 
-@torch.library.register_fake("nibble::dequantize_absmax")
+@_fake("dequantize_absmax")
 def _(codes: Tensor, nested_absmax: Tensor, nested_quant_map: Tensor, nested_offset: Tensor) -> Tensor:
-    _require_device(
-        codes.device,
-        nested_absmax=nested_absmax,
-        nested_quant_map=nested_quant_map,
-        nested_offset=nested_offset,
-    )
     return codes.new_empty(codes.shape, dtype=torch.float32)
 
 
-@torch.library.register_fake("nibble::quant_map")
+@_fake("quant_map")
 def _(quant_type: str) -> Tensor:
     return torch.empty(256 if quant_type == "nested" else 16)
 
 
-@torch.library.register_fake("nibble::linear_int8")
+@_fake("linear_int8")
 def _(x: Tensor, weight: Tensor, absmax: Tensor, bias: Tensor | None) -> Tensor:
-    _require_device(x.device, weight=weight, absmax=absmax, bias=bias)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-@torch.library.register_fake("nibble::linear_int8_dx")
+@_fake("linear_int8_dx")
 def _(dy: Tensor, weight: Tensor, absmax: Tensor) -> Tensor:
-    _require_device(dy.device, weight=weight, absmax=absmax)
     return dy.new_empty((*dy.shape[:-1], weight.shape[1]))
 
 
-@torch.library.register_fake("nibble::quantize_int8")
+@_fake("quantize_int8")
 def _(weights: Tensor) -> tuple[Tensor, Tensor]:
     return weights.new_empty(weights.shape, dtype=torch.int8), weights.new_empty(
         (weights.shape[0],), dtype=torch.float32
     )
 
 
-@torch.library.register_fake("nibble::dequantize_int8")
+@_fake("dequantize_int8")
 def _(weight: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor:
-    _require_device(weight.device, absmax=absmax)
     return weight.new_empty(weight.shape, dtype=dtype)
 
 

@@ -1,9 +1,17 @@
 // The schemas of torch.ops.nibble and what runs on which device. python/nibble/operators.py adds what tracing and
 // autograd have to know.
 
+#include "nibble/target.hpp"
 #include "python/torch/operators.hpp"
 
 namespace ops = nibble::torch_operators;
+
+namespace {
+
+// For the operators: libnibble has a target of its own.
+void force_cpu_target(const std::string& name) { nibble::force_cpu_target(name); }
+
+}  // namespace
 
 // A 4-bit weight is `packed`, `absmax` and the three nested parts, as bitsandbytes stores them; the nested parts are
 // all given or all None.
@@ -32,7 +40,7 @@ STABLE_TORCH_LIBRARY(nibble, library) {
 // They have no tensor among their arguments that could choose a device.
 STABLE_TORCH_LIBRARY_IMPL(nibble, CompositeExplicitAutograd, library) {
   library.impl("quant_map", TORCH_BOX(&ops::quant_map));
-  library.impl("force_cpu_target", TORCH_BOX(&ops::force_cpu_target));
+  library.impl("force_cpu_target", TORCH_BOX(&force_cpu_target));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nibble, CPU, library) {

@@ -15,9 +15,6 @@ namespace nibble::torch_operators {
 /// The values of the codes, on the CPU: 16 of "nf4" or "fp4", 256 of "nested".
 Tensor quant_map(const std::string& quant_type);
 
-/// nibble::force_cpu_target(), for the operators: libnibble has a target of its own.
-void force_cpu_target(const std::string& name);
-
 // Types of the functions that every device has to have.
 using Linear4bit = Tensor(const Tensor& x, const Tensor& packed, const Tensor& absmax,
                           const std::optional<Tensor>& nested_absmax, const std::optional<Tensor>& nested_codebook,

@@ -8,7 +8,6 @@
 #include <span>
 
 #include "nibble/nested.hpp"
-#include "nibble/target.hpp"
 #include "python/torch/four_bit.hpp"
 #include "python/torch/operators.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
@@ -23,8 +22,6 @@ Tensor quant_map(const std::string& quant_type) {
   std::copy(values.begin(), values.end(), map.mutable_data_ptr<float>());
   return map;
 }
-
-void force_cpu_target(const std::string& name) { nibble::force_cpu_target(name); }
 
 namespace cpu {
 namespace {
