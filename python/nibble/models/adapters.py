@@ -91,11 +91,9 @@ def _read_config(file: str) -> Any:
     if not isinstance(stored.get("target_parameters") or [], list):
         raise BadInputError(f"{file}: 'target_parameters' is not a list of names")
     try:
-        config = peft.PeftConfig.from_pretrained(os.path.dirname(file))
+        return peft.PeftConfig.from_pretrained(os.path.dirname(file))
     except Exception as error:  # of a field of a wrong type, anything
         raise BadInputError(f"{file}: {one_line(error)}") from error
-    config.inference_mode = True
-    return config
 
 
 def _check_finite(tensors: Checkpoint, name: str) -> None:

@@ -51,10 +51,8 @@ class QuantizedModel:
             self._check(module, parameter, pieces)
             self._dtypes[place] = parameter.dtype
             # Not a parameter any more, but of its shape: transformers' code to initialize models looks at it.
-            placeholder = parameter.detach()
-            placeholder._is_hf_initialized = True
             del module._parameters[place[1]]
-            setattr(module, place[1], placeholder)
+            setattr(module, place[1], parameter.detach())
             module._is_hf_initialized = True
         self._check_other_layers()
         if any(pieces[0][0].expert is not None for pieces in self._taken.values()):
@@ -142,10 +140,9 @@ class QuantizedModel:
             place = f"{at.module}.{at.leaf}"
             if at.expert is None and _with_numbers_of(place, name) == name:
                 others[_without_numbers(place)] = name
-        ties = getattr(self._model, "all_tied_weights_keys", None) or {}
         for needed, _ in self._model.named_parameters():
             other = others.get(_without_numbers(needed))
-            if other is None or needed in ties:
+            if other is None:
                 continue
             name = _with_numbers_of(needed, other)
             if name not in self._tensors:

@@ -1,6 +1,5 @@
 """nibble.load() of adapters that it cannot load: one sentence that names file, tensor, fact and limit."""
 
-import json
 import shutil
 
 import nibble
@@ -8,7 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from tiny_models import FP32, check_logits, convert, dequantized, refused, save
+from tiny_models import FP32, change_json, check_logits, convert, dequantized, refused, save
 
 peft = pytest.importorskip("peft")
 
@@ -43,8 +42,7 @@ def directory(of_q, tmp_path):
 
 
 def change_config(directory, **changes):
-    file = directory / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    change_json(directory / "adapter_config.json", **changes)
 
 
 def change_tensors(directory, change):
@@ -57,9 +55,10 @@ def change_tensors(directory, change):
 def test_an_adapter_of_this_base(nf4, tmp_path):
     directory = adapter(tmp_path, "Llama", "all-linear")
     ids = torch.arange(8)[None]
+    adapted = nibble.load(nf4, adapter=directory)
+    assert type(adapted).__name__ == "PeftModelForCausalLM"
+    assert not any(parameter.requires_grad for name, parameter in adapted.named_parameters() if "lora" in name)
     with torch.inference_mode():
-        adapted = nibble.load(nf4, adapter=directory)
-        assert type(adapted).__name__ == "PeftModelForCausalLM"
         assert not torch.equal(adapted(ids).logits, nibble.load(nf4)(ids).logits)
 
 

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 import transformers
 from nibble.nn import Linear4bit
-from tiny_models import convert, refused, save
+from tiny_models import change_json, convert, refused, save
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,7 @@ def directory(nf4, tmp_path):
 
 
 def change_config(directory, **changes):
-    file = directory / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    change_json(directory / "config.json", **changes)
 
 
 def change_tensors(directory, change):

@@ -260,7 +260,8 @@ def test_casts_reach_quantized_embeddings_and_experts(tmp_path, name, cast):
         assert model.to(cast)(ids).logits.dtype == cast
 
 
-# Their code to initialize weights looks at those of modules below, or at shapes and devices of embeddings.
+# transformers' code that initializes these models looks at weights of their submodules, or at shapes and devices of
+# embeddings.
 @pytest.mark.parametrize("kind, config", [
     ("T5ForConditionalGeneration", transformers.T5Config(
         vocab_size=256, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)),
@@ -283,7 +284,7 @@ def test_other_kinds_of_models(tmp_path, kind, config):
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3)
 
 
-# transformers itself names the model of another type there.
+# For InternLM3, transformers itself writes LlamaForCausalLM into config.json.
 @pytest.mark.skipif(transformers.__version__ < "5", reason="transformers 4 has no InternLM3")
 def test_a_model_of_another_type_that_transformers_names(tmp_path):
     torch.manual_seed(0)

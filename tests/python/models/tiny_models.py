@@ -1,5 +1,6 @@
 """Tiny transformers models, plain, quantized, and dequantized again."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -66,6 +67,10 @@ def check_logits(model, expected):
     ids = torch.arange(34).reshape(2, 17) * 7 % 256
     with torch.inference_mode():
         torch.testing.assert_close(model(ids).logits, expected(ids).logits, rtol=0, atol=1e-3)
+
+
+def change_json(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def refused(says, path, kind=nibble.BadInputError, **options):
