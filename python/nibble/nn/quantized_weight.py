@@ -32,7 +32,8 @@ class _InPlaceOfATensor(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            raise AttributeError(f"{type(self).__name__} {list(self.__dict__.get('shape', ()))}: has no '{name}': {self.lacks}") from None
+            shape = list(self.__dict__.get("shape", ()))  # not set while a copy is made
+            raise AttributeError(f"{type(self).__name__} {shape}: has no '{name}': {self.lacks}") from None
 
     @property
     def device(self) -> torch.device:

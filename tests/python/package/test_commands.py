@@ -239,8 +239,10 @@ def test_a_failure_has_the_text_and_the_code_of_the_program(name, checkpoint, tm
     assert done.stderr.splitlines()[-1] == f"error: {text}"
 
 
-def test_a_path_may_be_bytes(checkpoint):
+def test_a_path_may_be_bytes(checkpoint, tmp_path):
     assert nibble.inspect(os.fsencode(checkpoint)) == nibble.inspect(checkpoint)
+    nibble.measure(checkpoint, to="nf4", html=os.fsencode(tmp_path / "report.html"))
+    assert (tmp_path / "report.html").exists()
 
 
 def test_what_is_no_path_is_a_type_error(checkpoint):

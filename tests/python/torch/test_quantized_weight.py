@@ -120,7 +120,7 @@ def test_experts_come_one_by_one():
 
 def test_what_else_a_tensor_has_is_refused():
     w = weight("nf4", 32)
-    assert not hasattr(w, "data")
+    assert not hasattr(w, "data") and not hasattr(QuantizedWeight.__new__(QuantizedWeight), "data")
     with pytest.raises(AttributeError, match=r"QuantizedWeight \[32, 80\]: has no 'data': its codes are frozen"):
         w.data.normal_()
     with pytest.raises(AttributeError, match="ExpertWeights .* has no 'transpose': .*experts_implementation"):
