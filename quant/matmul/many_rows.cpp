@@ -17,10 +17,10 @@
 namespace nibble::matmul {
 namespace {
 
-// A tile of sums has 512 KiB, one of x 256 KiB, one of the weight 128 KiB: an L2 cache of 1 MiB holds them. Up to
-// 512 rows, each weight is decoded once. Fewer rows have wider tiles, so that more of a row of the weight is read at
-// a time. Of what is here, the bytes of a result depend on tile_words, as so many words at most are summed up one
-// after the other, and on tile_rows, because tile.cpp takes fewer words for a last tile of up to 6 rows.
+// A tile of sums has 512 KiB, one of x 256 KiB, one of the weight 128 KiB: an L2 cache of 1 MiB holds them. Up to 512
+// rows, each weight is decoded once. Fewer rows have wider tiles, so that more of a row of the weight is read at a
+// time. The bytes of a result depend on two of these numbers: at most tile_words words are summed up one after the
+// other, and tile_rows decides whether the last tile has so few rows that tile.cpp sums up fewer.
 constexpr std::size_t tile_rows = 512, max_columns = max_rounded_columns, tile_words = 128;
 [[nodiscard]] std::size_t columns_for(std::size_t m) { return m <= tile_rows / 2 ? max_columns : max_columns / 2; }
 // The codes so many rows of the weight later are asked for: what a tile has of a row is too short for the processor's

@@ -25,8 +25,8 @@ using nibble::HWY_NAMESPACE::has_32_registers;
 constexpr std::size_t max_rows = 6, vectors = has_32_registers || lanes == 1 ? 4 : 2;
 constexpr std::size_t width = vectors * lanes;
 // So many products are summed up one after the other, and these sums are then added up. A longer chain rounds worse
-// than torch does, which has short ones for few rows. For those, decoding takes most of the time anyway; where they are
-// the last of many, they are few of all.
+// than torch does, which has short ones for few rows. Short chains take more time, but for few rows alone, decoding
+// takes most of it, and as the last of many rows they are a small part of them.
 constexpr std::size_t chain_of_many_rows = 64, chain_of_few_rows = 8;
 
 template <std::size_t rows>
@@ -89,6 +89,7 @@ void transpose(const std::uint32_t* HWY_RESTRICT rows, std::size_t words, std::u
 }
 
 std::size_t width_of_target() { return width; }
+
 }  // namespace nibble::matmul::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
