@@ -160,9 +160,15 @@ const float* absmax_of(const FourBitRows& weight, Range rows, Range columns, std
   return room.data();
 }
 
+AddIntegers add_integers_for(DType dtype, std::size_t m) {
+  if (dtype != DType::bf16 || m != 1 || prefers_bf16()) return nullptr;
+  const AddIntegers vbmi = add_code_rows_vbmi();
+  return vbmi != nullptr ? vbmi : add_code_rows_int16();
+}
+
 // Adds products of rows whose codes are decoded in registers.
 auto add_codes(const FourBitRows& weight, DType dtype, const float* dy, std::size_t m) {
-  const AddIntegers add_integers = dtype == DType::bf16 && m == 1 && !prefers_bf16() ? add_code_rows_vbmi() : nullptr;
+  const AddIntegers add_integers = add_integers_for(dtype, m);
   return [=, &weight](Range rows, Range columns, float* chain, std::size_t stride) {
     std::array<float, max_added_rows * band_columns / min_blocksize> room;
     const std::size_t k = weight.k();

@@ -57,12 +57,15 @@ struct CodeKernel {
 void add_code_rows(const CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums,
                    std::size_t sums_stride);
 
-/// add_code_rows() for one row of x in integers of 16 bits, for x in bf16 and at most so many columns. Adds nothing and
-/// returns false where that would lose more than products in bf16 do, or where it is not made for: groups of 8 rows,
-/// blocks of 64 or more, and columns in multiples of 128.
+/// add_code_rows() for one row of x in integers of 16 bits, for x in bf16 and at most so many columns. It takes 8 rows
+/// of codes in blocks of 64 or more. It adds nothing and returns false for others, and where integers would lose more
+/// than products in bf16 do.
 using AddIntegers = bool (*)(const CodeRows& weights, const float* x, float* sums);
 inline constexpr std::size_t max_columns_of_added_integers = 8192;
-/// By AVX512_VNNI and AVX512_VBMI; null unless the processor and the CPU target have both.
+/// For x86 without AVX-512; null on other CPU targets, and where SSSE3 is missing.
+[[nodiscard]] AddIntegers add_code_rows_int16();
+/// By AVX512_VNNI and AVX512_VBMI, for columns in multiples of 128; null unless the processor and the CPU target have
+/// both.
 [[nodiscard]] AddIntegers add_code_rows_vbmi();
 
 }  // namespace nibble::matmul

@@ -30,7 +30,7 @@ TEST(Matmul, DxOfOneRowInBf16IsMultipliedInIntegers) {
     std::size_t changed = 0;
     for (std::size_t i = 0; i < y.values.size(); ++i)
       if (y.values[i] != bf16::to_float(bf16::from_float(static_cast<float>(exact.values[i])))) ++changed;
-    const bool in_integers = add_code_rows_vbmi() != nullptr && !prefers_bf16();
+    const bool in_integers = products::multiplies_dx_in_integers();
     EXPECT_EQ(changed > 0, in_integers) << target << ", " << changed << " changed";
   });
 }

@@ -81,6 +81,11 @@ inline Doubles as_doubles(DType dtype, const Bytes& bytes, std::size_t columns) 
 
 inline constexpr DType types[] = {DType::f32, DType::bf16, DType::f16};
 
+// Whether dx of one row in bf16 is multiplied in integers where blocks allow it.
+inline bool multiplies_dx_in_integers() {
+  return !prefers_bf16() && (add_code_rows_vbmi() != nullptr || add_code_rows_int16() != nullptr);
+}
+
 // A product and what it should be.
 template <class Weight> struct Case {
   const Weight& weight;
@@ -146,7 +151,7 @@ template <class Weight> struct Case {
     if (prefers_bf16()) least = std::min(least, without_subnormals().error(y, reference::rounded_to_bf16(w)));
     if (code_kernel_int16() || code_kernel_vnni())
       least = std::min(least, error(y, reference::rounded_to_int16(weight)));
-    if (dx && m == 1 && add_code_rows_vbmi() != nullptr && !prefers_bf16()) {
+    if (dx && m == 1 && multiplies_dx_in_integers()) {
       const std::vector<double> of_factors =
           reference::rounding_of_factors(weight, as_doubles(dtype, x, depth()).values);
       least = std::min(least, error(y, reference::rounded_to_int16(weight), of_factors));
