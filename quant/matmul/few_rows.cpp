@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -217,17 +216,10 @@ class AddInt8Codes {
                            .ahead = std::max(bytes_ahead, rows.size * k)},
                           x_ + first, k, m_, sums);
     for (std::size_t i = 0; i < rows.size * m_; ++i)
-      sums[i] = sums[i] * factor(weight_.absmax(rows.first + i / m_)) * int8::inverse_127;
+      sums[i] = sums[i] * factor_of_int8_codes(weight_.absmax(rows.first + i / m_)) * int8::inverse_127;
   }
 
  private:
-  // code * absmax may be infinite or lose bits outside this range. NaN asks for products of weights.
-  static float factor(float absmax) {
-    const float magnitude = std::abs(absmax);
-    return magnitude == 0 || (magnitude >= 1e-30f && magnitude <= 1e30f) ? absmax
-                                                                         : std::numeric_limits<float>::quiet_NaN();
-  }
-
   const Int8Rows& weight_;
   const float* x_;
   std::size_t m_;

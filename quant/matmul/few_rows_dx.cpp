@@ -3,10 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
+#include <cmath>
 
+#include "nibble/int8.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/arranged.hpp"
 #include "quant/matmul/codes/code_kernel.hpp"
+#include "quant/matmul/codes/int8_kernel.hpp"
 #include "quant/matmul/words/row_kernel.hpp"
 #include "quant/matmul/words/tile.hpp"
 
@@ -186,6 +190,30 @@ auto add_codes(const FourBitRows& weight, DType dtype, const float* dy, std::siz
   };
 }
 
+// The same with int8 codes, whose factors are absmax times dy. Where factor_of_int8_codes() refuses one,
+// add_weights() adds products of weights.
+template <class AddWeights>
+auto add_int8_codes(const Int8Rows& weight, const float* dy, std::size_t m, const AddWeights& add_weights) {
+  assert(m <= max_rows_in_parts);
+  return [=, &weight](Range rows, Range columns, float* chain, std::size_t stride) {
+    std::array<float, max_rows_in_parts * max_added_rows> factors;
+    for (std::size_t i = 0; i < m; ++i)
+      for (std::size_t r = 0; r < rows.size; ++r) {
+        const float absmax = factor_of_int8_codes(weight.absmax(rows.first + r));
+        const float factor = factor_of_int8_codes(dy[i * weight.n() + rows.first + r] * absmax * int8::inverse_127);
+        if (std::isnan(factor)) return add_weights(rows, columns, chain, stride);
+        factors[i * max_added_rows + r] = factor;
+      }
+    const std::size_t k = weight.k();
+    add_int8_code_rows({.codes = weight.codes(rows.first) + columns.first,
+                        .stride = k,
+                        .rows = rows.size,
+                        .n = columns.size,
+                        .ahead = max_added_rows * k},
+                       factors.data(), max_added_rows, m, chain, stride);
+  };
+}
+
 // The sums of arranged columns in order.
 void restore(std::span<float> sums) {
   std::array<float, strip_columns> arranged;
@@ -229,9 +257,12 @@ void multiply_rows_dx(const Int8Rows& weight, const Operands& operands, const Ex
   const auto decode = [&](std::size_t row, Range columns, std::uint32_t* to) {
     kernel.decode_int8(weight.codes(row) + columns.first, weight.absmax(row), columns.size, max_added_rows * k, to);
   };
-  multiply_dx(n, k, operands, executor,
-              add_decoded(decode, reinterpret_cast<const float*>(words.data()), n, operands.m),
-              [](std::span<float>) {});
+  const auto* const dy = reinterpret_cast<const float*>(words.data());
+  const auto add_weights = add_decoded(decode, dy, n, operands.m);
+  const auto keep = [](std::span<float>) {};
+  if (operands.m <= max_rows_in_parts)
+    return multiply_in_parts(n, k, operands, executor, add_int8_codes(weight, dy, operands.m, add_weights), keep);
+  multiply_in_strips(n, k, operands, executor, add_weights, keep);
 }
 
 }  // namespace nibble::matmul

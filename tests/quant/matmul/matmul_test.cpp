@@ -159,18 +159,37 @@ TEST(Matmul, MoreRowsThanAreCopiedAtOnceAreRight) {
 TEST(Matmul, Int8AbsmaxMayBeOfAnyMagnitude) {
   Int8 int8(7, 96);
   for (const float absmax : {1e-44f, 1e-38f, 1e-31f, 1e-29f, 0.0f, 1e29f, 1e31f, 1e37f, 3e38f})
-    for (const std::size_t m : {1u, 3u, 8u, 40u}) {
-      std::fill(int8.absmax.begin(), int8.absmax.end(), absmax);
-      Case<Int8Weight> product(int8.weight, DType::f32, m, false);
-      std::vector<float> x = test::normal_weights(m * 96, 1);
-      for (float& value : x) value *= absmax < 1 ? 1e20f : 1e-20f;
-      product.x = test::stored_as(DType::f32, x);
+    for (const std::size_t m : {1u, 3u, 8u, 40u})
+      for (const bool dx : {false, true}) {
+        std::fill(int8.absmax.begin(), int8.absmax.end(), absmax);
+        Case<Int8Weight> product(int8.weight, DType::f32, m, dx);
+        std::vector<float> x = test::normal_weights(m * product.depth(), 1);
+        for (float& value : x) value *= absmax < 1 ? 1e20f : 1e-20f;
+        product.x = test::stored_as(DType::f32, x);
+        product.bias = Bytes(product.bias.size());
+        expect_kinds(product, "absmax");
+        const Doubles w = reference::weights(int8.weight);
+        if (absmax > 1e36f) continue;
+        for_each_target([&](const std::string& target) {
+          EXPECT_LE(product.error(as_doubles(DType::f32, product.run(), product.columns()), w), 1)
+              << target << ", absmax " << absmax << (dx ? ", dx" : ", y");
+        });
+      }
+}
+
+// Even if absmax times x would be infinite.
+TEST(Matmul, Int8CodesOfZeroAddNothing) {
+  Int8 int8(7, 96);
+  std::ranges::fill(int8.codes, std::int8_t{0});
+  std::ranges::fill(int8.absmax, 1e29f);
+  for (const std::size_t m : {1u, 3u, 8u, 40u})
+    for (const bool dx : {false, true}) {
+      Case<Int8Weight> product(int8.weight, DType::f32, m, dx);
+      product.x = test::stored_as(DType::f32, std::vector<float>(m * product.depth(), 1e20f));
       product.bias = Bytes(product.bias.size());
-      expect_kinds(product, "absmax");
-      const Doubles w = reference::weights(int8.weight);
-      if (absmax > 1e36f) continue;
       for_each_target([&](const std::string& target) {
-        EXPECT_LE(product.error(as_doubles(DType::f32, product.run(), 7), w), 1) << target << ", absmax " << absmax;
+        for (const double value : as_doubles(DType::f32, product.run(), product.columns()).values)
+          ASSERT_EQ(value, 0) << target << ", m = " << m << (dx ? ", dx" : ", y");
       });
     }
 }
@@ -179,16 +198,18 @@ TEST(Matmul, Int8AbsmaxMayBeOfAnyMagnitude) {
 TEST(Matmul, Int8SumsThatFitAreFinite) {
   Int8 int8(5, 96);
   std::fill(int8.absmax.begin(), int8.absmax.end(), 0.5f);
-  for (const std::size_t m : {1u, 3u, 8u, 40u}) {
-    Case<Int8Weight> product(int8.weight, DType::f32, m, false);
-    std::vector<float> x = test::normal_weights(m * 96, 1);
-    for (float& value : x) value *= 3e36f;
-    product.x = test::stored_as(DType::f32, x);
-    for_each_target([&](const std::string& target) {
-      const Doubles w = reference::weights(int8.weight);
-      EXPECT_LE(product.error(as_doubles(DType::f32, product.run(), 5), w), 1) << target << ", m = " << m;
-    });
-  }
+  for (const std::size_t m : {1u, 3u, 8u, 40u})
+    for (const bool dx : {false, true}) {
+      Case<Int8Weight> product(int8.weight, DType::f32, m, dx);
+      std::vector<float> x = test::normal_weights(m * product.depth(), 1);
+      for (float& value : x) value *= 3e36f;
+      product.x = test::stored_as(DType::f32, x);
+      for_each_target([&](const std::string& target) {
+        const Doubles w = reference::weights(int8.weight);
+        EXPECT_LE(product.error(as_doubles(DType::f32, product.run(), product.columns()), w), 1)
+            << target << ", m = " << m << (dx ? ", dx" : ", y");
+      });
+    }
 }
 
 TEST(Matmul, NothingNeedsAlignment) {

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/quant/matmul/exact.hpp"
 
@@ -29,6 +32,41 @@ TEST(Int8Kernel, MultipliesAsALoopDoes) {
       for (std::size_t rows = 1; rows <= 9; ++rows)
         for (std::size_t m = 1; m <= 9; ++m) expect_products(rows, m, n, target);
   });
+}
+
+// The memory of the sums ends with the last one, too.
+TEST(Int8Kernel, AddsRowsAsALoopDoes) {
+  test::for_each_target([](const std::string& target) {
+    for (const std::size_t n : {32u, 96u, 2048u})
+      for (std::size_t rows = 1; rows <= 9; ++rows)
+        for (std::size_t m = 1; m <= 5; ++m) {
+          const Matrix weights = exact::integers(rows, n, 7), factors = exact::integers(m, rows + 3, 5);
+          const std::vector<std::int8_t> codes(weights.values.begin(), weights.values.end());
+          const std::size_t n_read = n - (n > 32 ? 32 : 0);  // the strides are larger
+          std::vector<float> sums(m * n, 3.0f);
+          add_int8_code_rows({codes.data(), n, rows, n_read, 0}, factors.values.data(), factors.columns, m, sums.data(),
+                             n);
+          for (std::size_t i = 0; i < m; ++i)
+            for (std::size_t c = 0; c < n; ++c) {
+              float expected = 3;
+              for (std::size_t r = 0; r < rows && c < n_read; ++r) expected += factors(i, r) * weights(r, c);
+              ASSERT_EQ(sums[i * n + c], expected) << target << ", column " << c << " of " << n << ", row " << i
+                                                   << " of " << m << ", " << rows << " rows of codes";
+            }
+        }
+  });
+}
+
+TEST(Int8Kernel, FactorsThatMayLoseBitsAreNan) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  for (const float value : {0.0f, 1e-30f, 1.0f, 1e30f}) {
+    EXPECT_EQ(factor_of_int8_codes(value), value);
+    EXPECT_EQ(factor_of_int8_codes(-value), -value);
+  }
+  for (const float value : {1e-31f, 1e31f, infinity, std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_TRUE(std::isnan(factor_of_int8_codes(value))) << value;
+    EXPECT_TRUE(std::isnan(factor_of_int8_codes(-value))) << value;
+  }
 }
 
 TEST(Int8Kernel, MultipliesEveryCode) {
