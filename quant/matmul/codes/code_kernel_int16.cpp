@@ -93,9 +93,10 @@ class Decoded {
 
 enum class Part : std::uint8_t { first, second };
 
-// Products with a part of up to four rows of x. Of second parts, few blocks count.
+// Products with a part of up to four rows of x. Of second parts, few blocks count; with first ones, it returns whether
+// there are any.
 template <Part part, std::size_t rows, std::size_t m>
-HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const std::uint32_t* HWY_RESTRICT x,
+HWY_INLINE bool multiply_block(const CodeRows& weights, std::size_t first, const std::uint32_t* HWY_RESTRICT x,
                                std::size_t x_stride, float* HWY_RESTRICT sums, std::size_t sums_stride) {
   const D d;
   const Int16Codebook& codebook = weights.tables.int16_codebook;
@@ -105,8 +106,11 @@ HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const
   hn::Vec<D> sum[rows][m];
   for (auto& row : sum)
     for (auto& v : row) v = hn::Zero(d);
+  std::uint32_t has_second = 0;
   for (std::size_t left = weights.n; left > 0; left -= weights.blocksize, ++absmax)
     for (std::size_t i = 0; i < weights.blocksize; i += block, packed += block / 2, x += block_words) {
+      if constexpr (part == Part::first)
+        for (std::size_t j = 0; j < m; ++j) has_second |= x[j * x_stride + second_at];
       if constexpr (part == Part::second) {
         std::uint32_t scales = 0;
         for (std::size_t j = 0; j < m; ++j) scales |= x[j * x_stride + scale_at];
@@ -126,24 +130,25 @@ HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const
   for (std::size_t r = 0; r < rows; ++r)
     for (std::size_t j = 0; j < m; ++j)
       sums[r * sums_stride + j] += hn::GetLane(hn::SumOfLanes(d, sum[r][j])) * codebook.unit;
+  return has_second != 0;
 }
 
 template <Part part>
-void multiply_part(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
+bool multiply_part(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
+  bool has_second = false;
   in_parts<max_in_registers>(m, [&](auto count, std::size_t i) HWY_ATTR {
     constexpr std::size_t max_rows = count() == 1 ? 4 : count() == 2 ? 2 : 1;  // sums and factors fit 16 registers
     in_groups<max_rows>(weights.rows, [&](auto rows, std::size_t row) HWY_ATTR {
-      multiply_block<part, rows(), count()>(weights, row, x + i * x_stride, x_stride, sums + row * m + i, m);
+      has_second |=
+          multiply_block<part, rows(), count()>(weights, row, x + i * x_stride, x_stride, sums + row * m + i, m);
     });
   });
+  return has_second;
 }
 
 void multiply(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
-  multiply_part<Part::first>(weights, x, x_stride, m, sums);
-  std::uint32_t has_second = 0;  // from the first part, which is in the cache
-  for (std::size_t j = 0; j < m; ++j)
-    for (std::size_t i = 0; i < weights.n / block; ++i) has_second |= x[j * x_stride + i * block_words + second_at];
-  if (has_second != 0) multiply_part<Part::second>(weights, x + m * x_stride, x_stride, m, sums);
+  if (multiply_part<Part::first>(weights, x, x_stride, m, sums))
+    multiply_part<Part::second>(weights, x + m * x_stride, x_stride, m, sums);
 }
 
 CodeKernel kernel() { return {{block_words, DType::bf16, arrange, 2}, max_m, block, block, multiply}; }
