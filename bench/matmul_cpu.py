@@ -117,7 +117,10 @@ def main():
     parser.add_argument(
         "--uncached", type=int, default=UNCACHED_BYTES, help="bytes of weights of a kind: more than the caches hold"
     )
+    parser.add_argument("--leave-out", nargs="+", default=(), help="contenders, such as 'torch bf16'")
     options = parser.parse_args()
+    if not set(options.leave_out) <= {"torch bf16", "torch int4pack bf16", "bitsandbytes nf4 bf16"}:
+        parser.error("--leave-out: only 'torch bf16', 'torch int4pack bf16' and 'bitsandbytes nf4 bf16' can be left out")
     torch.set_num_threads(options.threads)
     clock = clock_for(options.threads)
     results = record.Results(options.out, host("bench/matmul_cpu.py", options.threads))
@@ -127,6 +130,7 @@ def main():
         source = weights(n, k, options.uncached)
         for m, dx in itertools.product(options.tokens, (False, True)):
             calls = {**contenders(n, k, m, dx, source), **bitsandbytes_calls(n, k, m, dx)}
+            calls = {name: call for name, call in calls.items() if name not in options.leave_out}
             samples = {name: [] for name in calls}
             end = time.monotonic() + options.seconds
             while len(samples["read"]) < 4 or (len(samples["read"]) < options.rounds and time.monotonic() < end):
@@ -134,8 +138,8 @@ def main():
                     begin = clock()
                     call()
                     samples[name].append(1e3 * (clock() - begin))
-            best = min(min(samples["torch fp32"]), min(samples["torch bf16"]))
-            print(f"{n}x{k}, {m} tokens, {'dx' if dx else 'y'}: torch's better {best:.2f} ms")
+            best = min(min(samples[name]) for name in ("torch fp32", "torch bf16") if name in samples)
+            print(f"{n}x{k}, {m} tokens, {'dx' if dx else 'y'}: torch's better of those measured {best:.2f} ms")
             for name, times in samples.items():
                 for t in times:
                     results.add(f"{n}x{k}/{m}/{'dx' if dx else 'y'}/{name}", t, "ms")
