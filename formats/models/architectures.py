@@ -8,7 +8,8 @@
 What it says is checked against transformers in tests/interop/test_architectures.py.
 
 Every class is built from its default configuration on the meta device (no memory, no weights), then again with
-tie_word_embeddings both ways and with each boolean option that its constructor reads flipped. Each build is put
+tie_word_embeddings both ways, with each boolean option that its constructor reads flipped, and with every other layer
+of each kind that its code names and its default lacks. Each build is put
 through transformers' own rule for bitsandbytes: get_modules_to_not_convert, then should_convert_module and the
 exact type of the module. The union of the builds is the table; the default build wins where two contradict, and
 stderr says so. The output depends on nothing but the version of transformers.
@@ -22,6 +23,7 @@ there, for roles that only the last layer has, and a number for itself, where th
 import argparse
 import contextlib
 import copy
+import inspect
 import io
 import itertools
 import json
@@ -43,6 +45,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from torch import nn  # noqa: E402
 from transformers import PreTrainedConfig, PreTrainedModel  # noqa: E402
+from transformers.configuration_utils import ALLOWED_LAYER_TYPES  # noqa: E402
 from transformers.conversion_mapping import (  # noqa: E402
     get_checkpoint_conversion_mapping,
     get_model_conversion_mapping,
@@ -82,7 +85,11 @@ SPECIAL = {
     "moe_layer_interval": [2],
     "num_labels": [3],
     "adapter_attn_dim": [16],
+    "attn_layer_indices": [[0]],
 }
+
+# Options that name the kind of each layer.
+LAYER_KINDS = ("layer_types", "mlp_layer_types")
 
 
 # Put together from any two models: a table made from their defaults would not say what is in a file.
@@ -347,6 +354,26 @@ def changed(config, kind, name, value):
     return config if done else None
 
 
+def with_other_layers(model, config):
+    """(label, configuration) with every other layer of a kind that the model's code names and no layer has."""
+    files = {type(module).__module__ for module in model.modules()}
+    code = "".join(inspect.getsource(sys.modules[f]) for f in sorted(files) if f.startswith("transformers.models."))
+    named = [kind for kind in ALLOWED_LAYER_TYPES if f'"{kind}"' in code]
+    for kind_of_part in sorted({type(part) for part in configs_in(config)}, key=lambda kind: kind.__name__):
+        part = next(part for part in configs_in(config) if type(part) is kind_of_part)
+        for name in LAYER_KINDS:
+            kinds = vars(part).get(name)
+            if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+                continue
+            for kind in named:
+                if kind in kinds:
+                    continue
+                mixed = [kind if i % 2 == 0 else other for i, other in enumerate(kinds)]
+                other = changed(config, kind_of_part, name, mixed)
+                if other is not None:
+                    yield f"{name} with {kind}", other
+
+
 def variants(config, reads, size):
     """(label, configuration) with one option changed. The number falls with the size of the model."""
     options = []
@@ -561,7 +588,7 @@ def line_of(cls, config_class, complain, names_out):
                 for found, (role, why) in entries:
                     if role == "kept" and (found, (role, why)) not in table.get(pattern, []):
                         tied_only[found] = why
-    for label, other in variants(config, reads, size):
+    for label, other in itertools.chain(variants(config, reads, size), with_other_layers(model, config)):
         try:
             found = generalize(roles_of(build(cls, other)), complain)
         except Exception:

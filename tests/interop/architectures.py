@@ -19,6 +19,7 @@ IMAGES = {"pixel_values": (2, 3, 32, 32)}
 TEXT = dict(vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
             max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
 GROUPED = TEXT | dict(num_key_value_heads=2)
+HYBRID = dict(mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16, mamba_n_groups=1, mamba_chunk_size=16)
 EXPERTS = GROUPED | dict(moe_intermediate_size=64, num_experts_per_tok=2)
 DEEPSEEK = EXPERTS | dict(n_routed_experts=4, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1,
                           kv_lora_rank=64, q_lora_rank=64, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16,
@@ -57,6 +58,12 @@ CASES = {
     "Olmo2ForCausalLM": Case(GROUPED, TOKENS),
     "CohereForCausalLM": Case(GROUPED, TOKENS),
     "GraniteForCausalLM": Case(GROUPED, TOKENS),
+    # layers of several kinds, of which a default configuration has one
+    "Lfm2ForCausalLM": Case(GROUPED | dict(layer_types=["conv", "full_attention"], block_ff_dim=64), TOKENS),
+    "BambaForCausalLM": Case(GROUPED | HYBRID | dict(attn_layer_indices=[1]), TOKENS),
+    "GraniteMoeHybridForCausalLM": Case(GROUPED | HYBRID | dict(num_local_experts=4, shared_intermediate_size=64,
+                                                                layer_types=["mamba", "attention"]),
+                                        TOKENS),  # fmt: skip
     "Mamba2ForCausalLM": Case(dict(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_heads=8, head_dim=16,
                                    expand=2, n_groups=2, state_size=16), TOKENS),  # fmt: skip
     # encoders
