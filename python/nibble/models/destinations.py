@@ -48,17 +48,27 @@ def find_destinations(model: torch.nn.Module, names: list[str]) -> dict[str, Des
     return found
 
 
-def _place(names: list[str], parameters: dict[str, int], prefix: str) -> Destination | None:
-    for name in (spelling for name in names for spelling in _spellings(name, prefix)):
-        if parameters.get(name) == 2:
-            module, _, leaf = name.rpartition(".")
-            return Destination(module, leaf)
-        # nibble cuts a parameter of experts into a matrix for each: experts.down_proj -> experts.7.down_proj.weight
-        if match := re.fullmatch(r"(.+)\.(\d+)\.(\w+)\.weight", name):
-            experts, expert, leaf = match.groups()
-            if parameters.get(f"{experts}.{leaf}") == 3:
-                return Destination(experts, leaf, int(expert))
+def _place(name: str, rename: Callable[[str], str], parameters: dict[str, int], prefix: str) -> Destination | None:
+    for candidate in (rename(name), name):
+        for spelling in _spellings(candidate, prefix):
+            if parameters.get(spelling) == 2:
+                module, _, leaf = spelling.rpartition(".")
+                return Destination(module, leaf)
+    # transformers may rename the parameter of all experts, or what comes before it.
+    whole, expert = _without_expert(name)
+    for candidate in (rename(whole), _without_expert(rename(name))[0], whole):
+        for spelling in _spellings(candidate, prefix):
+            if expert is not None and parameters.get(spelling) == 3:
+                module, _, leaf = spelling.rpartition(".")
+                return Destination(module, leaf, expert)
     return None
+
+
+def _without_expert(name: str) -> tuple[str, int | None]:
+    """nibble cuts a parameter of experts into a matrix for each: experts.down_proj -> experts.7.down_proj.weight. This
+    is the name of the parameter, and 7; of other names themselves, and None."""
+    match = re.fullmatch(r"(.+)\.(\d+)\.(\w+)\.weight", name)
+    return (f"{match[1]}.{match[3]}", int(match[2])) if match else (name, None)
 
 
 def _renaming(model: torch.nn.Module) -> Renaming:
@@ -87,7 +97,7 @@ def _renaming(model: torch.nn.Module) -> Renaming:
                                   "which is not possible with quantized weights")  # fmt: skip
             module, _, leaf = target.rpartition(".")
             return Destination(module, leaf, int(expert[1]), converter.source_patterns.index(pattern))
-        return _place([renamed, name], parameters, model.base_model_prefix)
+        return _place(name, lambda of: apply_renamings(of, renamings), parameters, model.base_model_prefix)
 
     return destination
 
@@ -95,15 +105,14 @@ def _renaming(model: torch.nn.Module) -> Renaming:
 def _renaming_of_version_4(model: torch.nn.Module) -> Renaming:
     patterns = getattr(model, "_checkpoint_conversion_mapping", None) or {}
 
-    def destination(name: str, parameters: dict[str, int]) -> Destination | None:
-        renamed = name
+    def rename(name: str) -> str:
         for pattern, replacement in patterns.items():
-            renamed, count = re.subn(pattern, replacement, renamed)
+            name, count = re.subn(pattern, replacement, name)
             if count > 0:
                 break
-        return _place([renamed], parameters, model.base_model_prefix)
+        return name
 
-    return destination
+    return lambda name, parameters: _place(name, rename, parameters, model.base_model_prefix)
 
 
 def _spellings(name: str, prefix: str) -> list[str]:

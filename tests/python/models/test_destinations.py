@@ -53,6 +53,20 @@ def test_merges_of_experts_by_rows(monkeypatch):
     }
 
 
+def test_experts_whose_parameter_is_renamed(monkeypatch):
+    """nibble cuts it under the name that the checkpoint has."""
+    rename = loading.WeightRenaming(r"input_linear\.weight", "gate_up")
+    names = [f"block.input_linear.{expert}.weight.weight" for expert in range(2)]
+    found = destinations(monkeypatch, Model("gate_up", 2, 8, 4), names, rename)
+    assert found == {name: Destination("block", "gate_up", expert) for expert, name in enumerate(names)}
+
+
+def test_experts_in_a_block_that_is_renamed(monkeypatch):
+    rename = loading.WeightRenaming("^layer", "block")
+    found = destinations(monkeypatch, Model("gate_up", 2, 8, 4), ["layer.1.gate_up.weight"], rename)
+    assert found == {"layer.1.gate_up.weight": Destination("block", "gate_up", 1)}
+
+
 def test_renamed_weights(monkeypatch):
     rename = loading.WeightRenaming("old", "new")
     found = destinations(monkeypatch, Model("new", 8, 4), ["block.old", "model.block.old"], rename)

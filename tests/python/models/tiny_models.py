@@ -14,6 +14,7 @@ PROGRAM = pathlib.Path(os.environ.get("NIBBLE", pathlib.Path(__file__).parents[3
 SMALL = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 LATENT = dict(q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16)
 ROUTED = dict(n_routed_experts=8, n_group=2, topk_group=1, first_k_dense_replace=1, n_shared_experts=1)
+HYBRID = dict(mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16, mamba_n_groups=1, mamba_chunk_size=16)
 CONFIGS = {
     "Llama": transformers.LlamaConfig(**SMALL, intermediate_size=128),
     "Qwen3Moe": transformers.Qwen3MoeConfig(
@@ -26,6 +27,10 @@ CONFIGS = {
     "DeepseekV3": transformers.DeepseekV3Config(
         **SMALL | {"num_key_value_heads": 4}, **LATENT, **ROUTED, intermediate_size=128, moe_intermediate_size=64,
         num_experts_per_tok=2,
+    ),
+    "GraniteMoeHybrid": transformers.GraniteMoeHybridConfig(
+        **SMALL, **HYBRID, intermediate_size=64, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False,
+        layer_types=["mamba", "attention"], shared_intermediate_size=64,
     ),
 }  # fmt: skip
 FP32 = {"dtype": torch.float32, "compute_dtype": torch.float32}
