@@ -8,11 +8,11 @@
 What it says is checked against transformers in tests/interop/test_architectures.py.
 
 Every class is built from its default configuration on the meta device (no memory, no weights), then again with
-tie_word_embeddings both ways, with each boolean option that its constructor reads flipped, and with every other layer
-of each kind that its code names and its default lacks. Each build is put
-through transformers' own rule for bitsandbytes: get_modules_to_not_convert, then should_convert_module and the
-exact type of the module. The union of the builds is the table; the default build wins where two contradict, and
-stderr says so. The output depends on nothing but the version of transformers.
+tie_word_embeddings both ways, with each boolean option that its constructor reads flipped, and, for each kind of layer
+that its code names and its default lacks, with every second layer of that kind. Each build is put through transformers'
+own rule for bitsandbytes: get_modules_to_not_convert, then should_convert_module and the exact type of the module. The
+union of the builds is the table; the default build wins where two contradict, and stderr says so. The output depends on
+nothing but the version of transformers.
 
 One file, because it is one run: build, rename, generalize and group hand their tables on and serve nothing else.
 
@@ -45,7 +45,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from torch import nn  # noqa: E402
 from transformers import PreTrainedConfig, PreTrainedModel  # noqa: E402
-from transformers.configuration_utils import ALLOWED_LAYER_TYPES  # noqa: E402
+from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES, ALLOWED_MLP_LAYER_TYPES  # noqa: E402
 from transformers.conversion_mapping import (  # noqa: E402
     get_checkpoint_conversion_mapping,
     get_model_conversion_mapping,
@@ -86,10 +86,13 @@ SPECIAL = {
     "num_labels": [3],
     "adapter_attn_dim": [16],
     "attn_layer_indices": [[0]],
+    "moe_latent_size": [64],
+    "shared_intermediate_size": [64],
+    "encoder_cross_output_size": [64],
 }
 
-# Options that name the kind of each layer.
-LAYER_KINDS = ("layer_types", "mlp_layer_types")
+# Options that name the kind of each layer, and the kinds there are.
+LAYER_KINDS = {"layer_types": ALLOWED_ATTN_LAYER_TYPES, "mlp_layer_types": ALLOWED_MLP_LAYER_TYPES}
 
 
 # Put together from any two models: a table made from their defaults would not say what is in a file.
@@ -355,21 +358,23 @@ def changed(config, kind, name, value):
 
 
 def with_other_layers(model, config):
-    """(label, configuration) with every other layer of a kind that the model's code names and no layer has."""
+    """(label, configuration) for each kind of layer that the model's code names, or of MLPs, and no layer has: every
+    second layer is of that kind."""
     files = {type(module).__module__ for module in model.modules()}
     code = "".join(inspect.getsource(sys.modules[f]) for f in sorted(files) if f.startswith("transformers.models."))
-    named = [kind for kind in ALLOWED_LAYER_TYPES if f'"{kind}"' in code]
-    for kind_of_part in sorted({type(part) for part in configs_in(config)}, key=lambda kind: kind.__name__):
-        part = next(part for part in configs_in(config) if type(part) is kind_of_part)
-        for name in LAYER_KINDS:
+    parts = {type(part): part for part in configs_in(config)}
+    for config_class, part in sorted(parts.items(), key=lambda item: item[0].__name__):
+        for name, allowed in LAYER_KINDS.items():
             kinds = vars(part).get(name)
             if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
                 continue
-            for kind in named:
-                if kind in kinds:
+            for kind in allowed:
+                # Code often asks for "sparse" alone, and other layers are dense.
+                is_named = kind in ALLOWED_MLP_LAYER_TYPES or f'"{kind}"' in code
+                if kind in kinds or not is_named:
                     continue
-                mixed = [kind if i % 2 == 0 else other for i, other in enumerate(kinds)]
-                other = changed(config, kind_of_part, name, mixed)
+                mixed = [kind if i % 2 == 0 else own for i, own in enumerate(kinds)]
+                other = changed(config, config_class, name, mixed)
                 if other is not None:
                     yield f"{name} with {kind}", other
 

@@ -58,9 +58,11 @@ CASES = {
     "Olmo2ForCausalLM": Case(GROUPED, TOKENS),
     "CohereForCausalLM": Case(GROUPED, TOKENS),
     "GraniteForCausalLM": Case(GROUPED, TOKENS),
-    # layers of several kinds, of which a default configuration has one
+    "GraniteMoeSharedForCausalLM": Case(GROUPED | dict(num_local_experts=4, shared_intermediate_size=64), TOKENS),
+    # mix layers of several kinds; a default configuration has only one kind
     "Lfm2ForCausalLM": Case(GROUPED | dict(layer_types=["conv", "full_attention"], block_ff_dim=64), TOKENS),
     "BambaForCausalLM": Case(GROUPED | HYBRID | dict(attn_layer_indices=[1]), TOKENS),
+    "MellumForCausalLM": Case(EXPERTS | dict(num_experts=4, head_dim=16, mlp_layer_types=["dense", "sparse"]), TOKENS),
     "GraniteMoeHybridForCausalLM": Case(GROUPED | HYBRID | dict(num_local_experts=4, shared_intermediate_size=64,
                                                                 layer_types=["mamba", "attention"]),
                                         TOKENS),  # fmt: skip
