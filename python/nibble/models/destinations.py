@@ -54,21 +54,22 @@ def _place(name: str, rename: Callable[[str], str], parameters: dict[str, int], 
             if parameters.get(spelling) == 2:
                 module, _, leaf = spelling.rpartition(".")
                 return Destination(module, leaf)
-    # transformers may rename the parameter of all experts, or what comes before it.
-    whole, expert = _without_expert(name)
-    for candidate in (rename(whole), _without_expert(rename(name))[0], whole):
-        for spelling in _spellings(candidate, prefix):
-            if expert is not None and parameters.get(spelling) == 3:
-                module, _, leaf = spelling.rpartition(".")
-                return Destination(module, leaf, expert)
+    # Renamings are written for the name of the whole parameter, so the expert's number is taken out first.
+    if (cut := _without_expert(name)) is not None:
+        whole_name, expert = cut
+        for candidate in (rename(whole_name), whole_name):
+            for spelling in _spellings(candidate, prefix):
+                if parameters.get(spelling) == 3:
+                    module, _, leaf = spelling.rpartition(".")
+                    return Destination(module, leaf, expert)
     return None
 
 
-def _without_expert(name: str) -> tuple[str, int | None]:
-    """nibble cuts a parameter of experts into a matrix for each: experts.down_proj -> experts.7.down_proj.weight. This
-    is the name of the parameter, and 7; of other names themselves, and None."""
+def _without_expert(name: str) -> tuple[str, int] | None:
+    """The name of the whole parameter and the number of the expert. nibble cuts a parameter of experts into one matrix
+    for each expert: `experts.down_proj` becomes `experts.7.down_proj.weight`."""
     match = re.fullmatch(r"(.+)\.(\d+)\.(\w+)\.weight", name)
-    return (f"{match[1]}.{match[3]}", int(match[2])) if match else (name, None)
+    return (f"{match[1]}.{match[3]}", int(match[2])) if match else None
 
 
 def _renaming(model: torch.nn.Module) -> Renaming:
@@ -97,7 +98,7 @@ def _renaming(model: torch.nn.Module) -> Renaming:
                                   "which is not possible with quantized weights")  # fmt: skip
             module, _, leaf = target.rpartition(".")
             return Destination(module, leaf, int(expert[1]), converter.source_patterns.index(pattern))
-        return _place(name, lambda of: apply_renamings(of, renamings), parameters, model.base_model_prefix)
+        return _place(name, lambda key: apply_renamings(key, renamings), parameters, model.base_model_prefix)
 
     return destination
 

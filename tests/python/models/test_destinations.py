@@ -54,11 +54,20 @@ def test_merges_of_experts_by_rows(monkeypatch):
 
 
 def test_experts_whose_parameter_is_renamed(monkeypatch):
-    """nibble cuts it under the name that the checkpoint has."""
+    """The pieces are named after the parameter's name in the checkpoint, not in the model."""
     rename = loading.WeightRenaming(r"input_linear\.weight", "gate_up")
     names = [f"block.input_linear.{expert}.weight.weight" for expert in range(2)]
     found = destinations(monkeypatch, Model("gate_up", 2, 8, 4), names, rename)
     assert found == {name: Destination("block", "gate_up", expert) for expert, name in enumerate(names)}
+
+
+def test_names_that_a_renaming_leads_away_from_the_model(monkeypatch):
+    rename = loading.WeightRenaming("gate_up", "absent")
+    found = destinations(monkeypatch, Model("gate_up", 2, 8, 4), ["block.1.gate_up.weight"], rename)
+    assert found == {"block.1.gate_up.weight": Destination("block", "gate_up", 1)}
+    assert destinations(monkeypatch, Model("gate_up", 8, 4), ["block.gate_up"], rename) == {
+        "block.gate_up": Destination("block", "gate_up")
+    }
 
 
 def test_experts_in_a_block_that_is_renamed(monkeypatch):
