@@ -49,19 +49,16 @@ def find_destinations(model: torch.nn.Module, names: list[str]) -> dict[str, Des
 
 
 def _place(name: str, rename: Callable[[str], str], parameters: dict[str, int], prefix: str) -> Destination | None:
-    for candidate in (rename(name), name):
-        for spelling in _spellings(candidate, prefix):
-            if parameters.get(spelling) == 2:
-                module, _, leaf = spelling.rpartition(".")
-                return Destination(module, leaf)
+    candidates: list[tuple[str, int | None]] = [(rename(name), None), (name, None)]
     # Renamings are written for the name of the whole parameter, so the expert's number is taken out first.
     if (cut := _without_expert(name)) is not None:
         whole_name, expert = cut
-        for candidate in (rename(whole_name), whole_name):
-            for spelling in _spellings(candidate, prefix):
-                if parameters.get(spelling) == 3:
-                    module, _, leaf = spelling.rpartition(".")
-                    return Destination(module, leaf, expert)
+        candidates += [(rename(whole_name), expert), (whole_name, expert)]
+    for candidate, number in candidates:
+        for spelling in _spellings(candidate, prefix):
+            if parameters.get(spelling) == (2 if number is None else 3):
+                module, _, leaf = spelling.rpartition(".")
+                return Destination(module, leaf, number)
     return None
 
 
