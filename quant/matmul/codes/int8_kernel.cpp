@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "quant/matmul/counts.hpp"
+#include "quant/matmul/words/row_kernel.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/matmul/codes/int8_kernel.cpp"
@@ -69,7 +70,7 @@ void multiply_codes(const Int8CodeRows& weights, const float* x, std::size_t x_s
 }
 
 // With so many vectors of columns, a factor is loaded once for several products. Their sums fit the registers.
-constexpr std::size_t added_vectors = lanes == 16 ? 2 : 4, max_added_rows_at_once = 8;
+constexpr std::size_t added_vectors = lanes == 16 ? 2 : 4;
 static_assert(step % (added_vectors * lanes) == 0);
 
 template <std::size_t rows, std::size_t m>
@@ -99,7 +100,7 @@ HWY_INLINE void add_block(const Int8CodeRows& weights, std::size_t first, const 
 void add_codes(const Int8CodeRows& weights, const float* factors, std::size_t factors_stride, std::size_t m,
                float* sums, std::size_t sums_stride) {
   in_parts<max_m>(m, [&](auto count, std::size_t i) HWY_ATTR {
-    in_groups<max_added_rows_at_once>(weights.rows, [&](auto rows, std::size_t row) HWY_ATTR {
+    in_groups<max_added_rows>(weights.rows, [&](auto rows, std::size_t row) HWY_ATTR {
       add_block<rows(), count()>(weights, row, factors + i * factors_stride, factors_stride, sums + i * sums_stride,
                                  sums_stride);
     });
