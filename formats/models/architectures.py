@@ -7,12 +7,13 @@
 
 What it says is checked against transformers in tests/interop/test_architectures.py.
 
-Every class is built from its default configuration on the meta device (no memory, no weights), then again with
-tie_word_embeddings both ways, with each boolean option that its constructor reads flipped, and, for each kind of layer
-that its code names and its default lacks, with every second layer of that kind. Each build is put through transformers'
-own rule for bitsandbytes: get_modules_to_not_convert, then should_convert_module and the exact type of the module. The
-union of the builds is the table; the default build wins where two contradict, and stderr says so. The output depends on
-nothing but the version of transformers.
+Every class is built from its default configuration on the meta device (no memory, no weights), then again with each
+boolean option that its constructor reads flipped, with each that is None, 0 or empty given a value, and, for each kind
+of layer that its code names and its default lacks, with every second layer of that kind. A build that has modules which
+none had before is repeated with tie_word_embeddings both ways. Each build is put through transformers' own rule for
+bitsandbytes: get_modules_to_not_convert, then should_convert_module and the exact type of the module. The union of the
+builds is the table; the first build wins where two contradict, and stderr says so, as it does of a build that fails.
+The output depends on nothing but the version of transformers.
 
 One file, because it is one run: build, rename, generalize and group hand their tables on and serve nothing else.
 
@@ -70,26 +71,20 @@ TABLE = pathlib.Path(__file__).with_name("architectures.jsonl")
 # Options that shape the run and not the model, and those that would fetch weights.
 NOT_FLIPPED = re.compile(
     r"^_|^output_|return_dict|use_cache|torchscript|tie_word_embeddings|pretrained|timm|is_encoder_decoder|"
-    r"chunk_size|gradient_checkpointing|dropout"
+    r"chunk_size|gradient_checkpointing|dropout|_token_id$|^rope_|quantization_config|^dtype$|^id2label$"
 )
 
-# Options that are not boolean and yet decide which modules there are.
+# Options that are neither boolean nor absent by default, and yet decide which modules there are.
 SPECIAL = {
     "q_lora_rank": [None, 64],
-    "n_shared_experts": [1],
-    "num_shared_experts": [1],
-    "first_k_dense_replace": [1],
     "decoder_sparse_step": [2],
-    "mlp_only_layers": [[0]],
     "word_embed_proj_dim": [64],
     "moe_layer_interval": [2],
     "num_labels": [3],
-    "adapter_attn_dim": [16],
-    "attn_layer_indices": [[0]],
-    "moe_latent_size": [64],
-    "shared_intermediate_size": [64],
-    "encoder_cross_output_size": [64],
 }
+
+# For options that are None, 0 or empty: sizes, numbers of modules, and lists of layers.
+PRESENT = (1, [0])
 
 # Options that name the kind of each layer, and the kinds there are.
 LAYER_KINDS = {"layer_types": ALLOWED_ATTN_LAYER_TYPES, "mlp_layer_types": ALLOWED_MLP_LAYER_TYPES}
@@ -394,8 +389,10 @@ def variants(config, reads, size):
                     options.append((kind, name, not value))
                 elif name in SPECIAL:
                     options += [(kind, name, v) for v in SPECIAL[name] if v != value]
+                elif name in vars(part) and (value is None or (type(value) is not float and value in (0, []))):
+                    options += [(kind, name, v) for v in PRESENT]
                 break
-    for kind, name, value in options[: max(6, 30000 // max(size, 1))]:
+    for kind, name, value in options[: max(20, 100000 // max(size, 1))]:
         try:
             other = changed(config, kind, name, value)
         except Exception:
@@ -545,21 +542,66 @@ def grouped(patterns):
     )
 
 
+def is_tied(config):
+    return bool(getattr(config, "tie_word_embeddings", False))
+
+
+def table_of(cls, config, model, reads, complain):
+    """({pattern: entries} of all builds, as they are untied; {pattern: why it is kept if tied, and only then})."""
+    can_be_tied = any(hasattr(part, "tie_word_embeddings") for part in configs_in(config))
+    table, tied_only = {}, {}
+
+    def table_of_build(label, config, tied=None):
+        try:
+            config = config if tied is None else changed(config, None, "tie_word_embeddings", tied)
+            return generalize(roles_of(build(cls, config)), complain)
+        except Exception as error:
+            label += "" if tied is None else f", tied={tied}"
+            complain(f"does not build with {label}: {type(error).__name__}: {str(error)[:80]!r}")
+            return {}
+
+    def add(label, config, found):
+        """Patterns that no build before had, from this one, tied and not."""
+        for pattern in found.keys() & table.keys():
+            entries, known = found[pattern], table[pattern]
+            if {(p, r[0]) for p, r in entries} != {(p, r[0]) for p, r in known}:
+                roles = {r[0] for p, r in entries if p not in tied_only}
+                if not roles <= {r[0] for _, r in known}:
+                    complain(f"{pattern} is {sorted(roles)} with {label}, otherwise {known}")
+        if found.keys() <= table.keys():
+            return
+        tied, untied = {}, {}
+        if can_be_tied:
+            tied, untied = (table_of_build(label, config, value) for value in (True, False))
+        if not (tied and untied):  # only together do they say what being tied changes
+            tied = untied = {}
+        builds = {**tied, **found, **untied}
+        for pattern in builds.keys() - table.keys():
+            table[pattern] = builds[pattern]
+            for one, role in tied.get(pattern, []):
+                if role[0] == "kept" and (one, role) not in table[pattern]:
+                    tied_only[one] = role[1]
+
+    add("defaults", config, generalize(roles_of(model), complain))
+    size = len(model.state_dict())
+    for label, other in itertools.chain(variants(config, reads, size), with_other_layers(model, config)):
+        add(label, other, table_of_build(label, other))
+    return table, tied_only
+
+
 def line_of(cls, config_class, complain, names_out):
     config = config_class()
     reads = set()
     with reads_recorded(reads):
         config, model = first_build(cls, config)
-    table = generalize(roles_of(model), complain)
     entry = {"architecture": cls.__name__}
     entry["prefix"] = model.base_model_prefix
     if any(type(m).__name__ in MODULES_TO_PATCH_FOR_QUANTIZATION for m in model.modules()):
         entry["blocker"] = "transformers splits the fused experts of this model when it loads quantized weights"
     renames, merges = rules_of(model, complain)
 
-    default_tied = bool(getattr(config, "tie_word_embeddings", False))
     if names_out is not None:
-        names_out += [default_tied, []]
+        names_out += [is_tied(config), []]
         meta = model.state_dict()
         names = {n: t for n, t in meta.items() if t.dim() >= 2}
         stored = stored_names(model, list(names))
@@ -578,35 +620,7 @@ def line_of(cls, config_class, complain, names_out):
                 role = ("expert" if role[0] == "expert" else "other", None)
             names_out[1].append([name, role[0], module if not converted else "", linear if converted else []])
 
-    # tied and not: a pattern whose role differs is listed as it is untied, and in "tied" with its reason
-    size = len(model.state_dict())
-    tied_only = {}
-    if any(hasattr(part, "tie_word_embeddings") for part in configs_in(config)):
-        both = {}
-        for tied in (False, True):
-            try:
-                other = build(cls, changed(config, None, "tie_word_embeddings", tied))
-                both[tied] = generalize(roles_of(other), complain)
-            except Exception as error:
-                complain(f"tie_word_embeddings={tied}: {type(error).__name__}")
-        if len(both) == 2:
-            table = {**both[default_tied], **table, **both[False]}
-            for pattern, entries in both[True].items():
-                for found, (role, why) in entries:
-                    if role == "kept" and (found, (role, why)) not in table.get(pattern, []):
-                        tied_only[found] = why
-    for label, other in itertools.chain(variants(config, reads, size), with_other_layers(model, config)):
-        try:
-            found = generalize(roles_of(build(cls, other)), complain)
-        except Exception:
-            continue
-        for pattern, entries in found.items():
-            if pattern not in table:
-                table[pattern] = entries
-            elif {(p, r[0]) for p, r in entries} != {(p, r[0]) for p, r in table[pattern]}:
-                roles = {r[0] for p, r in entries if p not in tied_only}
-                if not roles <= {r[0] for _, r in table[pattern]}:
-                    complain(f"{pattern} is {sorted(roles)} with {label}, otherwise {table[pattern]}")
+    table, tied_only = table_of(cls, config, model, reads, complain)
 
     lists = {}
     for entries in table.values():

@@ -66,6 +66,18 @@ CASES = {
     "GraniteMoeHybridForCausalLM": Case(GROUPED | HYBRID | dict(num_local_experts=4, shared_intermediate_size=64,
                                                                 layer_types=["mamba", "attention"]),
                                         TOKENS),  # fmt: skip
+    "Zamba2ForCausalLM": Case(GROUPED | dict(num_hidden_layers=4, num_key_value_heads=4, n_mamba_heads=8,
+                                             mamba_d_state=16, chunk_size=16, use_shared_attention_adapter=True,
+                                             adapter_rank=64, tie_word_embeddings=False,
+                                             layers_block_type=["linear_attention", "hybrid"] * 2),
+                              TOKENS),  # fmt: skip
+    "NemotronHForCausalLM": Case(EXPERTS | dict(layers_block_type=["linear_attention", "full_attention", "mlp", "moe"],
+                                                num_hidden_layers=4, mamba_num_heads=8, mamba_head_dim=16, n_groups=2,
+                                                ssm_state_size=16, chunk_size=16, head_dim=16, n_routed_experts=4,
+                                                moe_latent_size=64, moe_shared_expert_intermediate_size=64),
+                                 TOKENS),  # fmt: skip
+    "Cohere2MoeForCausalLM": Case(EXPERTS | dict(num_experts=4, head_dim=16, num_shared_experts=1,
+                                                 mlp_layer_types=["dense", "sparse"]), TOKENS),  # fmt: skip
     "Mamba2ForCausalLM": Case(dict(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_heads=8, head_dim=16,
                                    expand=2, n_groups=2, state_size=16), TOKENS),  # fmt: skip
     # encoders
@@ -81,6 +93,7 @@ CASES = {
     "ElectraForPreTraining": Case(TEXT | dict(embedding_size=64), TOKENS),
     "AlbertForMaskedLM": Case(TEXT | dict(embedding_size=64), TOKENS),  # layers that share their weights
     "MPNetModel": Case(TEXT, TOKENS),
+    "DPRQuestionEncoder": Case(TEXT | dict(projection_dim=64), TOKENS),  # a layer that a default lacks
     # encoders with decoders
     "T5ForConditionalGeneration": Case(dict(vocab_size=128, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
                                             decoder_start_token_id=0), SEQUENCES),  # fmt: skip
