@@ -224,6 +224,19 @@ class Architecture {
     });
   }
 
+  // The list of layers that an unknown module is in, if the table knows no such list: "tower.layer" of
+  // "tower.layer.0.query". A model of several parts may have another one in that place than the table, and the names of
+  // its modules may not be those in the file.
+  [[nodiscard]] std::optional<std::string> unknown_layers(const std::string& module) const {
+    std::string_view unknown;
+    for_each_parent(module, [&](std::string_view parent) {
+      if (unknown.empty() && !parents_.contains(cut_name(parent).key)) unknown = parent;
+    });
+    const std::string_view below = std::string_view(module).substr(unknown.empty() ? 0 : unknown.size() + 1);
+    if (unknown.empty() || !is_number(below.substr(0, below.find('.')))) return std::nullopt;
+    return std::string(unknown);
+  }
+
   [[nodiscard]] Destination destination(std::string_view stored, const LoadingRules& rules) {
     if (stored.find(marker_digits) != std::string_view::npos) return route(std::string(stored), rules);
     // The probe: numbers that no rename mentions are replaced by markers; the rest distinguishes kinds of names.
@@ -270,6 +283,12 @@ class Architecture {
   }
 
  private:
+  // The modules above and at a parameter or a module, from the outermost on: "a", "a.b" of "a.b.c".
+  template <class Visit> static void for_each_parent(std::string_view name, Visit&& visit) {
+    for (std::size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1))
+      visit(name.substr(0, dot));
+  }
+
   static constexpr std::uint64_t marker = 900'000'000;         // above any number of layers or experts
   static constexpr std::size_t max_markers = 1000;             // 900000000, 900000001, ..., 900000999
   static constexpr std::string_view marker_digits = "900000";  // a name that has them could be taken for a probe
@@ -281,6 +300,7 @@ class Architecture {
       add_groups(referred_line(line.at("base")), line.value("at", ""), {without.begin(), without.end()});
     }
     settle_tied();
+    for (const auto& [key, entries] : by_key_) for_each_parent(key, [&](auto parent) { parents_.emplace(parent); });
     const Json loading = line.contains("loads_as") ? referred_line(line.at("loads_as")) : line;
     renames_ = transforms_of(loading, "renames");
     merges_ = transforms_of(loading, "merges");
@@ -454,7 +474,8 @@ class Architecture {
   std::vector<Entry> entries_;
   std::vector<std::pair<std::string, Why>> tied_;  // pattern, reason
   std::unordered_map<std::string, std::vector<std::size_t>> by_key_;
-  std::unordered_set<std::string> spoken_;  // numbers that renames mention
+  std::unordered_set<std::string> parents_;  // keys of modules that have entries below them
+  std::unordered_set<std::string> spoken_;   // numbers that renames mention
   std::unordered_map<std::string, Destination> destinations_;
 };
 
@@ -467,23 +488,29 @@ bool is_special(Why why) {
   return why == Why::not_exactly_linear || why == Why::kept_in_fp32 || why == Why::shared_module;
 }
 
-FoundRole role_of(const TensorInfo& tensor, const Destination& to, const Entry* entry, bool tied,
-                  const LoadingRules& rules) {
+FoundRole unknown_role(const TensorInfo& tensor, const Destination& to, const Architecture& table,
+                       const LoadingRules& rules) {
   FoundRole result{Role::unknown, module_of(to.parameter), "unknown to the table of this architecture", {}};
-  if (entry == nullptr) {
-    if (is_matrix_weight(tensor)) result.keeps = {result.module};
-    return result;
-  }
-  result.role = entry->role;
-  Why why = entry->why;
+  if (!is_matrix_weight(tensor)) return result;
+  result.keeps = {result.module};
+  // For loaders that take the name of a module for all modules below it.
+  if (auto layers = table.unknown_layers(result.module); layers && !rules.replaces_every_linear)
+    result.keeps.push_back(*std::move(layers));
+  return result;
+}
+
+FoundRole role_of(const TensorInfo& tensor, const Destination& to, const Entry& entry, bool tied,
+                  const LoadingRules& rules) {
+  FoundRole result{entry.role, module_of(to.parameter), "", {}};
+  Why why = entry.why;
   result.why = text_of(why);
-  if (!is_linear_layer(entry->role)) {
-    if (entry->role != Role::embedding) result.module = to.parameter;
+  if (!is_linear_layer(entry.role)) {
+    if (entry.role != Role::embedding) result.module = to.parameter;
     return result;
   }
-  if (tied && entry->why_tied) {
+  if (tied && entry.why_tied) {
     result.role = Role::kept;
-    why = *entry->why_tied;
+    why = *entry.why_tied;
     result.why = text_of(why);
   }
   if (!is_special(why) || rules.replaces_every_linear) result.keeps = {result.module};
@@ -499,6 +526,9 @@ FoundRole role_of(const TensorInfo& tensor, const Destination& to, const Entry* 
   } else if (!to.companions_follow) {
     result.role = Role::other;
     result.why = "linear layer that is renamed by its whole name when it is loaded";
+  } else if (rules.companions && !rules.replaces_every_linear && result.module.ends_with("weight")) {
+    result.role = Role::other;
+    result.why = "linear layer whose name ends in 'weight', which transformers takes for the end of its tensors' names";
   }
   return result;
 }
@@ -522,7 +552,8 @@ class TableRoleFinder final : public RoleFinder {
     const Destination to = table_.destination(tensor.name, rules_);
     const Name name = cut_name(to.parameter);
     const Entry* entry = table_.entry(name, largest_[name.key]);
-    if (!to.merged) return role_of(tensor, to, entry, tied_, rules_);
+    if (!to.merged && entry == nullptr) return unknown_role(tensor, to, table_, rules_);
+    if (!to.merged) return role_of(tensor, to, *entry, tied_, rules_);
     const bool expert = entry != nullptr && entry->role == Role::expert;
     FoundRole found{
         expert ? Role::expert : Role::other,

@@ -58,11 +58,9 @@ bool is_default_set(const Plan& plan) {
         differs = tensor.quantized;
         break;
       case Role::unknown:
-        differs = !plan.tensors.keeps(i).empty();
-        break;
       case Role::other:
-        // For example FP8 without scales, which transformers would put into a quantized layer.
-        differs = !is_weight_type(tensor.info.dtype) && !plan.tensors.keeps(i).empty();
+        // For example what loading splits into several layers, or FP8 without scales.
+        differs = !plan.tensors.keeps(i).empty();
         break;
       case Role::embedding:
       case Role::expert:

@@ -31,7 +31,7 @@ BUILD = ROOT / "build" / "mutation"
 TREE = BUILD / "sources" / "build" / "tree"
 NOTICED = BUILD / "noticed.jsonl"  # for --resume: a mutant and the test that noticed it in each line
 PAGE = ROOT / "docs" / "mutation.md"
-PROGRAMS = ("nibble_codec_tests", "nibble_tests", "nibble_kernel_tests")
+PROGRAMS = ("nibble_codec_tests", "nibble_tests", "nibble_kernel_tests", "nibble_c_api_tests")
 HANG = 5  # a mutant that takes this many times as long as the tests without one is noticed, too
 
 
@@ -88,7 +88,7 @@ def copy_sources():
 def configure(sources):
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     subprocess.run(["cmake", "-S", sources, "-B", TREE, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                    "-DNIBBLE_CUDA=OFF", "-DNIBBLE_UNITY=OFF", *launcher], check=True, stdout=subprocess.DEVNULL)
+                    "-DNIBBLE_CUDA=OFF", "-DNIBBLE_UNITY=OFF", "-DNIBBLE_PYTHON=ON", *launcher], check=True, stdout=subprocess.DEVNULL)
 
 
 def compile_all():

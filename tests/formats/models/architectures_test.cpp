@@ -269,6 +269,37 @@ TEST(Architectures, MergedWeightKeepsTheLayersItFills) {
   EXPECT_EQ(merged.keeps, (std::vector<std::string>{"encoder.layer.0.mlp.gate_proj", "encoder.layer.0.mlp.up_proj"}));
 }
 
+// LLaVA with DINOv2: transformers renames what is in those layers, so all of them have to stay plain.
+TEST(Architectures, UnknownLayersKeepTheWholeListOfThem) {
+  const std::string query = "model.vision_tower.encoder.layer.3.attention.attention.query";
+  const std::string dense = "model.language_model.layers.0.self_attn.dense", odd = "model.language_model.new.dense";
+  const std::vector<TensorInfo> tensors{matrix(query + ".weight"), matrix(dense + ".weight"), matrix(odd + ".weight")};
+  const RolesByName roles("LlavaForConditionalGeneration", tensors);
+  EXPECT_EQ(roles[query + ".weight"].role, Role::unknown);
+  EXPECT_EQ(roles[query + ".weight"].keeps, (std::vector<std::string>{query, "model.vision_tower.encoder.layer"}));
+  EXPECT_EQ(roles[dense + ".weight"].keeps, std::vector<std::string>{dense});
+  EXPECT_EQ(roles[odd + ".weight"].keeps, std::vector<std::string>{odd});
+
+  LoadingRules names_alone;
+  names_alone.replaces_every_linear = true;
+  const TensorList list{std::span(tensors)};
+  EXPECT_EQ(make_role_finder("LlavaForConditionalGeneration", list, false, names_alone)->find(tensors[0]).keeps,
+            std::vector<std::string>{query});
+}
+
+// transformers looks for "weight" in the names of quantized tensors, and finds it in the name of the layer.
+TEST(Architectures, QuantizedLayersCannotBeNamedWeight) {
+  const TensorInfo layer = matrix("model.language_model.layers.0.attn_hyper_connection.block_inject_weight.weight");
+  const TensorList tensors{std::span(&layer, 1)};
+  LoadingRules rules;
+  EXPECT_EQ(make_role_finder("Qwen4ExpForConditionalGeneration", tensors, false, rules)->find(layer).role,
+            Role::linear);
+  rules.companions = [](const std::string& weight) { return std::vector{weight + ".absmax"}; };
+  const FoundRole found = make_role_finder("Qwen4ExpForConditionalGeneration", tensors, false, rules)->find(layer);
+  EXPECT_EQ(found.role, Role::other);
+  EXPECT_EQ(found.keeps, std::vector<std::string>{module_of(layer.name)});
+}
+
 TEST(Architectures, OnlyMatricesOfWeightTypesAreLinear) {
   const RolesByName roles("LlamaForCausalLM", {{"model.layers.0.mlp.up_proj.weight", DType::i8, {64, 64}},
                                                {"model.layers.1.mlp.up_proj.weight", DType::bf16, {4, 4, 64}}});

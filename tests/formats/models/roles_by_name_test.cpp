@@ -42,5 +42,19 @@ TEST(PlaceByName, IsCareful) {
   }
 }
 
+// GPT-2's Conv1D are [in, out]. A square one looks like a linear layer, and its product would be a wrong one.
+TEST(PlaceByName, SquareMatricesBesideTransposedOnesMayBeTransposed) {
+  const std::vector<TensorInfo> tensors{
+      matrix("decoder.h.0.c_attn.weight", 64, 192), {"decoder.h.0.c_attn.bias", DType::bf16, {192}},
+      matrix("decoder.h.0.c_proj.weight"),          {"decoder.h.0.c_proj.bias", DType::bf16, {64}},
+      matrix("decoder.h.0.fc.weight", 256, 64),     matrix("encoder.layer.0.query.weight")};
+  const TensorList list{std::span(tensors)};
+  const auto finder = make_role_finder_by_name(list);
+  EXPECT_EQ(finder->find(tensors[2]).role, Role::other);
+  EXPECT_EQ(finder->find(tensors[2]).keeps, std::vector<std::string>{"decoder.h.0.c_proj"});
+  EXPECT_EQ(finder->find(tensors[4]).role, Role::linear);
+  EXPECT_EQ(finder->find(tensors[5]).role, Role::linear);  // the encoder has none
+}
+
 }  // namespace
 }  // namespace nibble::roles_by_name_test

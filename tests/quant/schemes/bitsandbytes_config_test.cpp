@@ -151,6 +151,14 @@ TEST(SkippedModules, AreStatedForUnknownModels) {
       (Json{"lm_head", "model.layers.0.new"}));
 }
 
+// The layers that loading makes of one plain tensor would be replaced, and wait for codes.
+TEST(SkippedModules, AreWhatAPlainTensorIsSplitInto) {
+  EXPECT_EQ(skipped(model("Dinov2Model", {"encoder.layer.0.mlp.weights_in.weight",
+                                          "encoder.layer.0.attention.attention.query.weight"}),
+                    recipe("nf4")),
+            (Json{"encoder.layer.0.mlp.gate_proj", "encoder.layer.0.mlp.up_proj"}));
+}
+
 // transformers 4 leaves a pooler plain that 5 quantizes: with a list both do the same.
 TEST(SkippedModules, AreStatedWhereVersionsOfTransformersDiffer) {
   const std::string layer = "encoder.layer.0.attention.self.query.weight";

@@ -50,6 +50,15 @@ TEST(BitsandbytesSkips, HasTheTiedHeadThatTheFileLacks) {
   EXPECT_EQ(skip_list("", false, quantized, std::vector<std::string>{"lm_head"}), std::vector<std::string>{"lm_head"});
 }
 
+// Its class is not in the table, and depends on config.json.
+TEST(BitsandbytesSkips, HasTheHeadsThatADecoderMayShareWithItsEmbeddings) {
+  const std::vector<std::string> quantized{"decoder.bert.encoder.layer.0.output.dense"};
+  EXPECT_EQ(
+      skip_list("VisionEncoderDecoderModel", false, quantized, {}),
+      (std::vector<std::string>{"lm_head", "decoder.lm_head", "decoder.lm_head.decoder",
+                                "decoder.cls.predictions.decoder", "decoder.output_projection", "decoder.embed_out"}));
+}
+
 // Whoever loads the list compiles its entries.
 TEST(BitsandbytesSkips, NamesWithCharactersOfExpressionsAreEscaped) {
   const std::vector<std::string> quantized{"a.b"};
