@@ -48,6 +48,8 @@ std::string options_of(const Remedy& remedy) {
       return "--lm-head bf16 halves them";
     case Remedy::Kind::embeddings_and_lm_head:
       return "--embeddings bf16 --lm-head bf16 halves them";
+    case Remedy::Kind::plain_types:
+      return "--tensor RE=bf16 or RE=fp16 casts those whose names match";
     case Remedy::Kind::reasons:
       return "--dry-run shows the reason for each tensor";
   }

@@ -27,6 +27,7 @@ struct Remedy {
     embeddings,              ///< a 16-bit type for Recipe::embeddings
     lm_head,                 ///< a 16-bit type for Recipe::lm_head
     embeddings_and_lm_head,  ///< both
+    plain_types,             ///< Recipe::rules that cast the plain weights of another type
     reasons,                 ///< PlannedTensor::reason, which says why for each tensor
     resume,                  ///< ConversionOptions::resume, which goes on with an interrupted conversion
     begin_again,             ///< not ConversionOptions::resume: what an interrupted conversion left is removed

@@ -327,6 +327,7 @@ std::vector<std::vector<std::byte>> read_int8_planes(const Reader& in, const Sto
 class Bitsandbytes final : public Scheme {
  public:
   std::string_view quant_method() const noexcept override { return "bitsandbytes"; }
+  bool leaves_plain_types() const override { return true; }
   bool is_declared(const ModelConfig& config) const override { return is_bitsandbytes(config); }
   bool stores(const Codec& codec) const override { return as_four_bit(codec) != nullptr || is_int8(codec); }
 

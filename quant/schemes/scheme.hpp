@@ -124,6 +124,10 @@ class Scheme {
   /// Whether its loader replaces a module in this role by a quantized layer.
   [[nodiscard]] virtual bool replaces(Role /*role*/) const { return false; }
 
+  /// Whether transformers leaves the plain weights of such a directory in the types in which they are stored, where it
+  /// casts those of a plain one to the type of the model.
+  [[nodiscard]] virtual bool leaves_plain_types() const { return false; }
+
   /// LoadingRules::replaces_every_linear.
   [[nodiscard]] virtual bool replaces_every_linear() const { return false; }
 

@@ -335,6 +335,7 @@ class Planner {
     if (const std::string obstacle = loading_obstacle(plan_.architecture); !obstacle.empty())
       plan_.warnings.emplace_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
                                               plan_.architecture, obstacle));
+    warn_of_mixed_types();
     const std::uint64_t embeddings = left[Role::embedding] + left[Role::output_embeddings];
     if (const double share = plan_.quantized_share(); share < low_share && (share > 0 || embeddings > 0)) {
       const Remedy remedy = embeddings > 0 ? remedy_of_embeddings() : Remedy{};
@@ -348,6 +349,29 @@ class Planner {
                                     remedy.kind == Remedy::Kind::none ? "" : "fp32 "));
       plan_.warnings.emplace_back(fmt::format("{}", fmt::join(parts, "; ")), remedy);
     }
+  }
+
+  // A model in bf16 with norms in fp32 runs when transformers has cast them, and may fail where it does not.
+  void warn_of_mixed_types() {
+    if (plan_.nibble_only || !scheme_of(codec_of(plan_.recipe.to)).leaves_plain_types()) return;
+    std::string first;
+    std::size_t count = 0;
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (tensor.quantized || !is_weight_type(tensor.info.dtype) || !tensor.info.name.ends_with(".weight")) continue;
+      if (tensor.decided_by != DecidedBy::model && tensor.decided_by != DecidedBy::skip) continue;
+      // Models keep some layers in fp32.
+      if (tensor.role == Role::other && tensor.info.shape.size() > 1) continue;
+      const DType type = codec_of(tensor.codec).cast_type().value_or(tensor.info.dtype);
+      if (type == plan_.dtype) continue;
+      if (count++ == 0) first = fmt::format("'{}' ({})", printable(tensor.info.name), traits(type).name);
+    }
+    if (count == 0) return;
+    const std::string which =
+        count == 1 ? fmt::format("{} is", first) : fmt::format("{} and {} more plain weights are", first, count - 1);
+    plan_.warnings.emplace_back(fmt::format("{} not of the model's type, {}: transformers does not cast plain weights "
+                                            "of a quantized model, and not every layer takes two types",
+                                            which, traits(plan_.dtype).name),
+                                Remedy{Remedy::Kind::plain_types});
   }
 
   // A cast of the whole model leaves types that mean nothing without scales, such as FP8.

@@ -94,13 +94,15 @@ TEST(CompressedTensors, LayersThatOnlyBitsandbytesLeavesAreIgnored) {
 // Of modules that are numbered, and of which the file may have some, a pattern stands for those that it lacks.
 TEST(CompressedTensors, NumberedLayersThatStayPlainAreAPattern) {
   MemoryReader detr;
-  detr.set_architecture("DeformableDetrForObjectDetection", false);
+  detr.set_architecture("DeformableDetrForObjectDetection", true);
   detr.add_normal("model.enc_output.weight", DType::f32, {64, 64});
   EXPECT_EQ(config(detr, recipe("fp8")).at("ignore"),
-            (Json{"re:model.decoder.bbox_embed.[0-9]+.layers.[0-9]+$", "re:model.decoder.class_embed.[0-9]+$"}));
+            (Json{"re:bbox_embed.[0-9]+.layers.[0-9]+$", "re:class_embed.[0-9]+$",
+                  "re:model.decoder.bbox_embed.[0-9]+.layers.[0-9]+$", "re:model.decoder.class_embed.[0-9]+$"}));
   detr.add_normal("model.decoder.class_embed.0.weight", DType::f32, {64, 64});
   EXPECT_EQ(config(detr, recipe("fp8")).at("ignore"),
-            (Json{"model.decoder.class_embed.0", "re:model.decoder.bbox_embed.[0-9]+.layers.[0-9]+$"}));
+            (Json{"model.decoder.class_embed.0", "re:bbox_embed.[0-9]+.layers.[0-9]+$", "re:class_embed.[0-9]+$",
+                  "re:model.decoder.bbox_embed.[0-9]+.layers.[0-9]+$"}));
 }
 
 // Such names are of no model that transformers has, but a file may hold any.

@@ -296,6 +296,37 @@ TEST(Plan, LowShareIsSaid) {
               Contains("only 10.9 % of the weights' bytes are quantized; 0.1 % are embeddings"));
 }
 
+// A forward pass of such a model fails: transformers casts the weights of a plain model, and not of this one.
+TEST(Plan, WeightsOfAnotherTypeThanTheModelAreSaid) {
+  const auto warnings = [](DType norms, const Recipe& recipe) {
+    MemoryReader in;
+    in.set_architecture("T5ForConditionalGeneration", false);
+    in.add_normal("shared.weight", DType::bf16, {64, 64});
+    in.add_normal("encoder.block.0.layer.0.SelfAttention.q.weight", DType::bf16, {512, 64});
+    in.add_normal("encoder.block.0.layer.1.DenseReluDense.wo.weight", DType::f32, {64, 64});  // kept in fp32
+    in.add_normal("encoder.block.0.layer.0.layer_norm.weight", norms, {64});
+    in.add_normal("encoder.block.0.layer.1.layer_norm.weight", norms, {64});
+    return make_plan(in, recipe).warnings;
+  };
+  const auto said =
+      Contains(HasSubstr("'encoder.block.0.layer.0.layer_norm.weight' (F32) and 1 more plain weights are "
+                         "not of the model's type, BF16"));
+  EXPECT_THAT(texts(warnings(DType::f32, nf4())), said);
+  EXPECT_THAT(remedies(warnings(DType::f32, nf4())), Contains(Remedy::Kind::plain_types));
+  EXPECT_THAT(remedies(warnings(DType::bf16, nf4())), testing::Not(Contains(Remedy::Kind::plain_types)));
+  Recipe cast = nf4();
+  cast.rules = {{".*norm.*", "bf16"}};
+  EXPECT_THAT(remedies(warnings(DType::f32, cast)), testing::Not(Contains(Remedy::Kind::plain_types)));
+  Recipe embeddings = nf4();
+  embeddings.embeddings = "fp16";
+  EXPECT_THAT(remedies(warnings(DType::bf16, embeddings)), testing::Not(Contains(Remedy::Kind::plain_types)));
+  for (const char* const to : {"bf16", "fp8"}) {
+    Recipe other;
+    other.to = to;
+    EXPECT_THAT(remedies(warnings(DType::f32, other)), testing::Not(Contains(Remedy::Kind::plain_types))) << to;
+  }
+}
+
 // No figure of what is not there, and none that says 0 of what is.
 TEST(Plan, SharesAreNeverNought) {
   MemoryReader in;
