@@ -166,13 +166,25 @@ def test_false_of_numpy_from_progress_cancels(checkpoint, tmp_path):
 
 
 def test_ctrl_c_stops_a_command(checkpoint, tmp_path):
+    seen = threading.Event()
+
+    def handle(number, frame):
+        seen.set()
+        signal.default_int_handler(number, frame)
+
     def interrupt(*_):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.5)  # until the main thread, which waits, has seen it
+        if not seen.is_set():  # once: a second one would not wait for the command to end
+            os.kill(os.getpid(), signal.SIGINT)
+        seen.wait(60)  # for the main thread, which waits: a busy machine may not run it for a second
+        time.sleep(0.5)  # until it has told the command
 
     out = tmp_path / "out.safetensors"
-    with pytest.raises(KeyboardInterrupt):
-        nibble.convert(checkpoint, out, to="bf16", progress=interrupt, threads=1)
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            nibble.convert(checkpoint, out, to="bf16", progress=interrupt, threads=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not out.exists()
 
 
