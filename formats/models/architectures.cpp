@@ -283,7 +283,7 @@ class Architecture {
   }
 
  private:
-  // The modules above and at a parameter or a module, from the outermost on: "a", "a.b" of "a.b.c".
+  // Calls visit(module) for the modules around a module or parameter, the outermost first: "a" and "a.b" of "a.b.c".
   template <class Visit> static void for_each_parent(std::string_view name, Visit&& visit) {
     for (std::size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1))
       visit(name.substr(0, dot));

@@ -126,7 +126,10 @@ def model_class(name):
 
 def save(name, directory, **changes):
     cls = model_class(name)
-    config = cls.config_class(**CASES[name].config | changes)
+    save_random(cls, cls.config_class(**CASES[name].config | changes), directory)
+
+
+def save_random(cls, config, directory):
     torch.manual_seed(0)
     model = cls(config)
     with torch.no_grad():
@@ -137,6 +140,10 @@ def save(name, directory, **changes):
 
 
 def inputs(name):
+    return random_inputs(CASES[name].inputs)
+
+
+def random_inputs(shapes):
     generator = torch.Generator().manual_seed(1)
     return {key: torch.randint(3, 30, shape, generator=generator) if key.endswith("ids")
-            else torch.randn(shape, generator=generator) for key, shape in CASES[name].inputs.items()}  # fmt: skip
+            else torch.randn(shape, generator=generator) for key, shape in shapes.items()}  # fmt: skip

@@ -88,7 +88,8 @@ def copy_sources():
 def configure(sources):
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     subprocess.run(["cmake", "-S", sources, "-B", TREE, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                    "-DNIBBLE_CUDA=OFF", "-DNIBBLE_UNITY=OFF", "-DNIBBLE_PYTHON=ON", *launcher], check=True, stdout=subprocess.DEVNULL)
+                    "-DNIBBLE_CUDA=OFF", "-DNIBBLE_UNITY=OFF", "-DNIBBLE_PYTHON=ON", *launcher],
+                   check=True, stdout=subprocess.DEVNULL)
 
 
 def compile_all():

@@ -304,6 +304,7 @@ TEST(Plan, WeightsOfAnotherTypeThanTheModelAreSaid) {
     in.add_normal("shared.weight", DType::bf16, {64, 64});
     in.add_normal("encoder.block.0.layer.0.SelfAttention.q.weight", DType::bf16, {512, 64});
     in.add_normal("encoder.block.0.layer.1.DenseReluDense.wo.weight", DType::f32, {64, 64});  // kept in fp32
+    in.add_normal("encoder.block.0.layer.0.layer_norm.bias", DType::f32, {64});  // transformers casts biases
     in.add_normal("encoder.block.0.layer.0.layer_norm.weight", norms, {64});
     in.add_normal("encoder.block.0.layer.1.layer_norm.weight", norms, {64});
     return make_plan(in, recipe).warnings;
@@ -317,6 +318,13 @@ TEST(Plan, WeightsOfAnotherTypeThanTheModelAreSaid) {
   Recipe cast = nf4();
   cast.rules = {{".*norm.*", "bf16"}};
   EXPECT_THAT(remedies(warnings(DType::f32, cast)), testing::Not(Contains(Remedy::Kind::plain_types)));
+  Recipe keep = nf4();
+  keep.skips = {".*norm.*"};
+  EXPECT_THAT(remedies(warnings(DType::f32, keep)), Contains(Remedy::Kind::plain_types));
+  Recipe nibble_only = nf4();
+  nibble_only.allow_nibble_only = true;
+  nibble_only.embeddings = "nf4";  // only nibble.load() reads that
+  EXPECT_THAT(remedies(warnings(DType::f32, nibble_only)), testing::Not(Contains(Remedy::Kind::plain_types)));
   Recipe embeddings = nf4();
   embeddings.embeddings = "fp16";
   EXPECT_THAT(remedies(warnings(DType::bf16, embeddings)), testing::Not(Contains(Remedy::Kind::plain_types)));
