@@ -88,7 +88,8 @@ std::string loading_text(const Plan& plan, const Conversion& conversion) {
                : fmt::format("{}, the tensors that {} writes; convert a directory to load a model", file, writer);
   }
   const auto& config = conversion.in.config();
-  if (!plan.architecture.empty()) return fmt::format("transformers.{}.from_pretrained({})", plan.architecture, path);
+  if (!plan.model.architecture.empty())
+    return fmt::format("transformers.{}.from_pretrained({})", plan.model.architecture, path);
   if (config && !config->model_type.empty()) return fmt::format("transformers.AutoModel.from_pretrained({})", path);
   return fmt::format("from_pretrained({}) of the model's class", path);
 }
@@ -107,7 +108,7 @@ bool is_exact(const Report& report) {
 Json summary_json(const Plan& plan, std::span<const Message> warnings) {
   Json lines = Json::array();
   for (const Message& warning : warnings) lines.push_back(with_options(warning.text, warning.remedy));
-  return {{"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
+  return {{"architecture", plan.model.architecture.empty() ? Json() : Json(plan.model.architecture)},
           {"tensors_by_codec", count_codecs(plan)},
           {"source_bytes", plan.source_bytes()},
           {"stored_bytes", plan.stored_bytes()},

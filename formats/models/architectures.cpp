@@ -1,6 +1,6 @@
-// The look-up in architectures.jsonl beside this file: from a stored name to the parameter it is loaded into, and from
-// that to the line of the table that says what becomes of it. One file, because the line can only be found by the name
-// that loading gives a tensor, and loading only knows the names in the lines.
+// The look-up in the line of a model: from a stored name to the parameter it is loaded into, and from that to the
+// pattern that says what becomes of it. One file, because a pattern can only be found by the name that loading gives a
+// tensor, and loading only knows the names in the patterns.
 //
 // A stored name is resolved as in transformers 5.23 when it loads: renames in turn, at most one merge, then
 // base_model_prefix added or removed. Renames are regular expressions, dozens for some models, and a model of experts
@@ -16,26 +16,24 @@
 #include <array>
 #include <cctype>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "formats/models/architecture_line.hpp"
 #include "formats/models/weight_name.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using Numbers = std::vector<std::uint64_t>;
 
 // Stands for a number in keys. Names are UTF-8, which never has this byte; a name may have a `*` of its own.
 constexpr char number_slot = '\xff';
 constexpr std::uint64_t any_number = ~std::uint64_t{0};   // `*` in a pattern
 constexpr std::uint64_t largest_number = any_number - 1;  // `$`: the largest in the file
-constexpr std::string_view architecture_key = "{\"architecture\":\"";
 
 bool is_number(std::string_view part) {
   return !part.empty() && part.size() <= 9 &&
@@ -94,81 +92,32 @@ Name cut_pattern(std::string_view pattern) {
   });
 }
 
-// "a.{b,c}" stands for a.b and a.c.
-std::vector<std::string> expand(const std::string& text) {
-  const std::size_t brace = text.find('{');
-  if (brace == std::string::npos) return {text};
-  std::vector<std::string> result;
-  for (std::size_t begin = brace + 1; begin < text.size();) {
-    const std::size_t end = text.find_first_of(",}", begin);
-    result.push_back(text.substr(0, brace) + text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return result;
-}
-
-// Why a parameter has its role, in the words of the table.
-enum class Why : std::uint8_t {
-  linear,
-  conv1d,
-  embedding,
-  expert,
-  other,
-  output_embeddings,
-  last_parameter,
-  kept_in_fp32,
-  not_exactly_linear,
-  shared_module,
-  tied_weights,
-};
-constexpr std::array<std::string_view, 11> why_texts{"linear layer",   "Conv1D layer",       "embedding",
-                                                     "fused experts",  "not a linear layer", "output embeddings",
-                                                     "last parameter", "kept in fp32",       "not exactly nn.Linear",
-                                                     "shared module",  "tied weights"};
-
-std::string text_of(Why why) { return std::string(why_texts.at(static_cast<std::size_t>(why))); }
-
-Why why_of(std::string_view text) {
-  const auto found = std::find(why_texts.begin(), why_texts.end(), text);
-  if (found == why_texts.end()) throw Error(Errc::internal, fmt::format("architectures.jsonl: no reason '{}'", text));
-  return static_cast<Why>(found - why_texts.begin());
-}
-
-// One pattern of the table.
-struct Entry {
-  std::string pattern;  // a module, or a parameter that is not a module's weight
-  Numbers numbers;      // in the order of the pattern
-  Role role;
-  Why why;
+// One pattern of the table, with its numbers in the order of the pattern.
+struct Entry : RolePattern {
+  Numbers numbers;
   std::optional<Why> why_tied;  // set: with tied embeddings the role is `kept`, for this reason
 };
 
-// A rename or merge: the first match of `from` becomes `to`.
+// A NameRule, compiled.
 struct Transform {
   std::unique_ptr<const RE2> from;
   std::vector<std::string> to;
-  std::unique_ptr<const RE2> unless;  // names that it leaves alone
-  std::unique_ptr<const RE2> when;    // applies only if the file has a name like this
-  std::optional<std::string> scope;   // applies only to names below this module
+  std::unique_ptr<const RE2> unless;
+  std::unique_ptr<const RE2> when;
+  std::optional<std::string> scope;
 };
 
-std::unique_ptr<const RE2> compile(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  if (found == object.end()) return nullptr;
-  auto regex = std::make_unique<RE2>(found->get_ref<const std::string&>(), RE2::Quiet);
+std::unique_ptr<const RE2> compile(const std::optional<std::string>& text) {
+  if (!text) return nullptr;
+  auto regex = std::make_unique<RE2>(*text, RE2::Quiet);
   if (!regex->ok()) throw Error(Errc::internal, fmt::format("architectures.jsonl: {}", regex->error()));
   return regex;
 }
 
-std::vector<Transform> transforms_of(const Json& line, const char* key) {
+std::vector<Transform> compile(const std::vector<NameRule>& rules) {
   std::vector<Transform> result;
-  for (const Json& object : line.value(key, Json::array())) {
-    Transform transform{compile(object, "from"), {}, compile(object, "unless"), compile(object, "when"), {}};
-    const Json& to = object.at("to");
-    transform.to = to.is_array() ? to.get<std::vector<std::string>>() : std::vector{to.get<std::string>()};
-    if (object.contains("scope")) transform.scope = object.at("scope").get<std::string>();
-    result.push_back(std::move(transform));
-  }
+  for (const NameRule& rule : rules)
+    result.push_back({compile(rule.from), rule.to, compile(rule.unless), compile(rule.when), rule.scope});
   return result;
 }
 
@@ -180,36 +129,19 @@ struct Destination {
   bool companions_follow = true;     // LoadingRules::companions end beside it
 };
 
-// The line of an architecture. It is found by text, so that the other lines need not be parsed.
-std::optional<Json> find_line(std::string_view name) {
-  const bool plain = !name.empty() && std::all_of(name.begin(), name.end(),
-                                                  [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
-  if (!plain) return std::nullopt;
-  const std::size_t begin = architectures_jsonl.find(fmt::format("{}{}\",", architecture_key, name));
-  if (begin == std::string_view::npos) return std::nullopt;
-  Json line = Json::parse(architectures_jsonl.substr(begin, architectures_jsonl.find('\n', begin) - begin));
-  return line.contains("same_as") ? find_line(line.at("same_as").get<std::string>()) : std::move(line);
-}
-
-// A line that the table refers to.
-Json referred_line(const Json& name) {
-  std::optional<Json> line = find_line(name.get<std::string>());
-  if (!line) throw Error(Errc::internal, fmt::format("architectures.jsonl: no line {}", name.dump()));
-  return *std::move(line);
-}
-
-// The contents of the table for one architecture.
+// The line of a model, made ready for look-ups.
 class Architecture {
  public:
-  static std::optional<Architecture> find(std::string_view name) {
-    const std::optional<Json> line = find_line(name);
-    return line ? std::optional(Architecture(*line)) : std::nullopt;
+  explicit Architecture(const ArchitectureLine& line) : prefix_(line.prefix) {
+    for (const RolePattern& pattern : line.patterns) add(pattern);
+    settle_tied(line.tied);
+    for (const auto& [key, entries] : by_key_) for_each_parent(key, [&](auto parent) { parents_.emplace(parent); });
+    renames_ = compile(line.renames);
+    merges_ = compile(line.merges);
+    for (const std::vector<NameRule>* rules : {&line.renames, &line.merges})
+      for (const NameRule& rule : *rules) note_numbers(rule);
   }
 
-  [[nodiscard]] const std::string& blocker() const noexcept { return blocker_; }
-  [[nodiscard]] bool splits() const {
-    return std::any_of(merges_.begin(), merges_.end(), [](const Transform& merge) { return merge.to.size() > 1; });
-  }
   [[nodiscard]] const std::vector<Entry>& entries() const noexcept { return entries_; }
 
   // Decides which conditional renames apply to a file.
@@ -293,68 +225,17 @@ class Architecture {
   static constexpr std::size_t max_markers = 1000;             // 900000000, 900000001, ..., 900000999
   static constexpr std::string_view marker_digits = "900000";  // a name that has them could be taken for a probe
 
-  explicit Architecture(const Json& line) : prefix_(line.value("prefix", "")), blocker_(line.value("blocker", "")) {
-    add_groups(line, "", {});
-    if (line.contains("base")) {
-      const auto without = line.value("without", std::vector<std::string>());
-      add_groups(referred_line(line.at("base")), line.value("at", ""), {without.begin(), without.end()});
-    }
-    settle_tied();
-    for (const auto& [key, entries] : by_key_) for_each_parent(key, [&](auto parent) { parents_.emplace(parent); });
-    const Json loading = line.contains("loads_as") ? referred_line(line.at("loads_as")) : line;
-    renames_ = transforms_of(loading, "renames");
-    merges_ = transforms_of(loading, "merges");
-    for (const char* list : {"renames", "merges"})
-      for (const Json& transform : loading.value(list, Json::array())) note_numbers(transform.dump());
-  }
-
-  using Groups = std::unordered_set<std::string>;
-
-  // The groups of a line, as modules below `at`.
-  void add_groups(const Json& line, const std::string& at, const Groups& without) {
-    const auto add_list = [&](const char* key, Role role, Why why) {
-      if (const auto found = line.find(key); found != line.end()) add(*found, at, without, role, why);
-    };
-    add_list("linear", Role::linear, Why::linear);
-    add_list("conv1d", Role::conv1d, Why::conv1d);
-    add_list("embedding", Role::embedding, Why::embedding);
-    add_list("expert", Role::expert, Why::expert);
-    add_list("other", Role::other, Why::other);
-    const Json kept = line.value("kept", Json::object());
-    for (const auto& [text, groups] : kept.items()) {
-      const Why why = why_of(text);
-      add(groups, at, without, why == Why::output_embeddings ? Role::output_embeddings : Role::kept, why);
-    }
-    const Json tied = line.value("tied", Json::object());
-    for (const auto& [text, groups] : tied.items()) add_tied(members(groups, at, without), why_of(text));
-  }
-
-  static std::vector<std::string> members(const Json& groups, const std::string& at, const Groups& without) {
-    std::vector<std::string> result;
-    for (const Json& text : groups) {
-      std::string group = (at.empty() ? at : at + '.') + text.get<std::string>();
-      if (without.contains(group)) continue;
-      for (std::string& pattern : expand(group)) result.push_back(std::move(pattern));
-    }
-    return result;
-  }
-
-  void add(const Json& groups, const std::string& at, const Groups& without, Role role, Why why) {
-    for (std::string& pattern : members(groups, at, without)) {
-      Name name = cut_pattern(role == Role::expert || role == Role::other ? pattern : pattern + ".weight");
-      by_key_[name.key].push_back(entries_.size());
-      entries_.push_back({std::move(pattern), std::move(name.numbers), role, why, {}});
-    }
-  }
-
-  void add_tied(const std::vector<std::string>& patterns, Why why) {
-    for (const std::string& pattern : patterns) tied_.emplace_back(pattern, why);
+  void add(const RolePattern& pattern) {
+    const bool is_module = pattern.role != Role::expert && pattern.role != Role::other;
+    Name name = cut_pattern(is_module ? pattern.pattern + ".weight" : pattern.pattern);
+    by_key_[name.key].push_back(entries_.size());
+    entries_.push_back({pattern, std::move(name.numbers), {}});
   }
 
   // Marks the parameters that are kept only with tied embeddings. Called when all entries are there: a line and its
   // base may each have a part of it.
-  void settle_tied() {
-    for (const auto& [pattern, why] : tied_) {
+  void settle_tied(const std::vector<std::pair<std::string, Why>>& tied) {
+    for (const auto& [pattern, why] : tied) {
       const auto found = std::find_if(entries_.begin(), entries_.end(),
                                       [&name = pattern](const Entry& entry) { return entry.pattern == name; });
       if (found != entries_.end()) {
@@ -365,20 +246,25 @@ class Architecture {
       Name name = cut_pattern(pattern + ".weight");
       const Entry* general = entry({name.key, Numbers(name.numbers.size(), marker)}, {});
       if (general == nullptr) continue;
-      Entry special{pattern, std::move(name.numbers), general->role, general->why, why};
+      Entry special{{pattern, general->role, general->why}, std::move(name.numbers), why};
       by_key_[name.key].push_back(entries_.size());
       entries_.push_back(std::move(special));
     }
   }
 
-  void note_numbers(const std::string& text) {
+  void note_numbers(const NameRule& rule) {
     std::string digits;
-    for (const char c : text + " ") {
-      if (c >= '0' && c <= '9')
-        digits += c;
-      else if (!digits.empty())
-        spoken_.insert(std::exchange(digits, {}));
-    }
+    const auto note = [&](std::string_view text) {
+      for (const char c : text)
+        if (c >= '0' && c <= '9')
+          digits += c;
+        else if (!digits.empty())
+          spoken_.insert(std::exchange(digits, {}));
+      if (!digits.empty()) spoken_.insert(std::exchange(digits, {}));
+    };
+    note(rule.from);
+    for (const std::string& to : rule.to) note(to);
+    for (const auto* text : {&rule.unless, &rule.when, &rule.scope}) note(text->value_or(""));
   }
 
   static void put_back(std::string& text, const std::vector<std::string_view>& numbers) {
@@ -434,7 +320,7 @@ class Architecture {
   [[nodiscard]] Destination route(const std::string& stored, const LoadingRules& rules) const {
     Destination result;
     std::string name = renamed(stored);
-    const std::string before = name;
+    std::string before = name;
     const Transform* merge = nullptr;
     for (const Transform& candidate : merges_)
       if (apply(candidate, name)) {
@@ -444,6 +330,7 @@ class Architecture {
     name = fit_prefix(name);
     if (!knows(name) && knows(stored)) {
       name = fit_prefix(stored);
+      before = stored;
       merge = nullptr;
     }
     if (merge != nullptr) {
@@ -468,11 +355,9 @@ class Architecture {
   }
 
   std::string prefix_;
-  std::string blocker_;
   std::vector<Transform> renames_;
   std::vector<Transform> merges_;
   std::vector<Entry> entries_;
-  std::vector<std::pair<std::string, Why>> tied_;  // pattern, reason
   std::unordered_map<std::string, std::vector<std::size_t>> by_key_;
   std::unordered_set<std::string> parents_;  // keys of modules that have entries below them
   std::unordered_set<std::string> spoken_;   // numbers that renames mention
@@ -597,32 +482,33 @@ bool is_matrix_weight(const TensorInfo& tensor) {
   return tensor.shape.size() == 2 && is_weight_type(tensor.dtype) && tensor.name.ends_with(weight_suffix);
 }
 
-std::string architectures_version() {
-  const std::string_view line = architectures_jsonl.substr(0, architectures_jsonl.find('\n'));
-  return Json::parse(line).at("transformers").get<std::string>();
+std::string loading_obstacle(const ModelClass& model) {
+  const auto line = find_architecture_line(model);
+  return line ? line->blocker : std::string();
 }
 
-std::string loading_obstacle(std::string_view architecture) {
-  const auto table = Architecture::find(architecture);
-  return table ? table->blocker() : std::string();
+bool splits_tensors(const ModelClass& model) {
+  const auto line = find_architecture_line(model);
+  return line && std::ranges::any_of(line->merges, [](const NameRule& merge) { return merge.to.size() > 1; });
 }
 
-bool splits_tensors(std::string_view architecture) {
-  const auto table = Architecture::find(architecture);
-  return table && table->splits();
+bool has_other_parts(const ModelClass& model) {
+  const auto line = find_architecture_line(model);
+  return line && line->has_other_parts;
 }
 
-std::unique_ptr<RoleFinder> make_role_finder(std::string_view architecture, const TensorList& tensors, bool tied,
+std::unique_ptr<RoleFinder> make_role_finder(const ModelClass& model, const TensorList& tensors, bool tied,
                                              LoadingRules rules) {
-  auto table = Architecture::find(architecture);
-  return table ? std::make_unique<TableRoleFinder>(*std::move(table), tensors, tied, std::move(rules)) : nullptr;
+  const auto line = find_architecture_line(model);
+  return line ? std::make_unique<TableRoleFinder>(Architecture(*line), tensors, tied, std::move(rules)) : nullptr;
 }
 
-std::optional<std::vector<DefaultSkip>> default_skips(std::string_view architecture, bool tied) {
-  const auto table = Architecture::find(architecture);
-  if (!table) return std::nullopt;
+std::optional<std::vector<DefaultSkip>> default_skips(const ModelClass& model, bool tied) {
+  const auto line = find_architecture_line(model);
+  if (!line) return std::nullopt;
+  const Architecture table(*line);
   std::vector<DefaultSkip> result;
-  for (const Entry& entry : table->entries()) {
+  for (const Entry& entry : table.entries()) {
     const bool by_tie = tied && entry.why_tied;
     if (!by_tie && entry.role != Role::kept && entry.role != Role::output_embeddings) continue;
     const Why why = by_tie ? *entry.why_tied : entry.why;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "nibble/checkpoint.hpp"
 #include "nibble/role.hpp"
 #include "nibble/tensor_list.hpp"
 
@@ -16,12 +17,6 @@
 /// then reads the file; the two have to agree. architectures.jsonl, beside this file, holds the outcome of that rule
 /// for every architecture of one version of transformers; architectures.py makes it from transformers itself.
 namespace nibble {
-
-/// The table, as cmake/embed.cmake compiles it in: JSON lines, the first of which names its version.
-extern const std::string_view architectures_jsonl;
-
-/// The version of transformers that the table was made from: "5.23.0".
-[[nodiscard]] std::string architectures_version();
 
 /// A stored name without ".weight", if it ends so.
 [[nodiscard]] std::string module_of(std::string_view name);
@@ -60,7 +55,7 @@ class RoleFinder {
 /// Only matrices of a weight type named `<module>.weight` get Role::linear, conv1d, output_embeddings or kept, and only
 /// if transformers would load the quantized tensors into the module under the stored name. A tensor that loading merges
 /// or splits has role expert or other. 100,000 tensors take about 0.1 s.
-[[nodiscard]] std::unique_ptr<RoleFinder> make_role_finder(std::string_view architecture, const TensorList& tensors,
+[[nodiscard]] std::unique_ptr<RoleFinder> make_role_finder(const ModelClass& model, const TensorList& tensors,
                                                            bool tied, LoadingRules rules = {});
 
 /// Guesses roles from names and shapes alone, for architectures that the table lacks. It is cautious: what looks like
@@ -69,10 +64,14 @@ class RoleFinder {
 [[nodiscard]] std::unique_ptr<RoleFinder> make_role_finder_by_name(const TensorList& tensors);
 
 /// Why transformers cannot load this architecture with quantized weights from its ordinary names; empty if it can.
-[[nodiscard]] std::string loading_obstacle(std::string_view architecture);
+[[nodiscard]] std::string loading_obstacle(const ModelClass& model);
 
 /// Whether transformers makes several parameters of one stored tensor when it loads this architecture.
-[[nodiscard]] bool splits_tensors(std::string_view architecture);
+[[nodiscard]] bool splits_tensors(const ModelClass& model);
+
+/// Whether config.json names other parts than its class has by default. The table then says what transformers could
+/// replace, but not which of these layers it would leave plain if nothing tells it.
+[[nodiscard]] bool has_other_parts(const ModelClass& model);
 
 /// A module that transformers leaves plain by default, whether the file has it or not.
 struct DefaultSkip {
@@ -82,6 +81,6 @@ struct DefaultSkip {
 
 /// All modules that it could otherwise replace, in table order, some twice; nothing if the table lacks the
 /// architecture.
-[[nodiscard]] std::optional<std::vector<DefaultSkip>> default_skips(std::string_view architecture, bool tied);
+[[nodiscard]] std::optional<std::vector<DefaultSkip>> default_skips(const ModelClass& model, bool tied);
 
 }  // namespace nibble

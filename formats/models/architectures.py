@@ -8,14 +8,20 @@
 What it says is checked against transformers in tests/interop/test_architectures.py.
 
 Every class is built from its default configuration on the meta device (no memory, no weights), then again with each
-boolean option that its constructor reads flipped, with each that is None, 0 or empty given a value, and, for each kind
-of layer that its code names and its default lacks, with every second layer of that kind. A build that has modules which
+boolean option that its constructor reads flipped, with each that is None, 0 or empty given a value, with each part
+that is absent by default, and, for each kind of layer that its code names and its default lacks, with every second
+layer of that kind. A build that has modules which
 none had before is repeated with tie_word_embeddings both ways. Each build is put through transformers' own rule for
 bitsandbytes: get_modules_to_not_convert, then should_convert_module and the exact type of the module. The union of the
 builds is the table; the first build wins where two contradict, and stderr says so, as it does of a build that fails.
 The output depends on nothing but the version of transformers.
 
 One file, because it is one run: build, rename, generalize and group hand their tables on and serve nothing else.
+
+A class that puts a model of any kind into itself, such as the language model of a LLaVA, has that in "parts": the module
+("at"), the part of config.json that decides ("config"), the auto classes that are asked in turn, the class that the
+default has there, and whether the last parameter of the whole is in it. The lines of the auto classes say which class
+they make of which model_type.
 
 A pattern is a name with numbers between dots written as `*`. `$` stands for the largest number that the file holds
 there, for roles that only the last layer has, and a number for itself, where the number decides the role.
@@ -24,6 +30,7 @@ there, for roles that only the last layer has, and a number for itself, where th
 import argparse
 import contextlib
 import copy
+import functools
 import inspect
 import io
 import itertools
@@ -46,7 +53,11 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from torch import nn  # noqa: E402
 from transformers import PreTrainedConfig, PreTrainedModel  # noqa: E402
-from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES, ALLOWED_MLP_LAYER_TYPES  # noqa: E402
+from transformers.configuration_utils import (  # noqa: E402
+    ALLOWED_ATTN_LAYER_TYPES,
+    ALLOWED_MLP_LAYER_TYPES,
+    SubConfigSpec,
+)
 from transformers.conversion_mapping import (  # noqa: E402
     get_checkpoint_conversion_mapping,
     get_model_conversion_mapping,
@@ -59,6 +70,8 @@ from transformers.core_model_loading import (  # noqa: E402
     WeightRenaming,
     rename_source_key,
 )
+from transformers.models.auto import CONFIG_MAPPING, modeling_auto  # noqa: E402
+from transformers.models.auto.auto_factory import _BaseAutoModelClass  # noqa: E402
 from transformers.pytorch_utils import Conv1D  # noqa: E402
 from transformers.quantizers.base import HfQuantizer, MODULES_TO_PATCH_FOR_QUANTIZATION  # noqa: E402
 from transformers.quantizers.quantizers_utils import should_convert_module  # noqa: E402
@@ -86,12 +99,28 @@ SPECIAL = {
 # For options that are None, 0 or empty: sizes, numbers of modules, and lists of layers.
 PRESENT = (1, [0])
 
+# Options that show layers only together.
+TOGETHER = [
+    {"is_decoder": True, "add_cross_attention": True},
+    {"add_adapter": True, "output_hidden_size": 64},
+    {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 64},
+]
+
 # Options that name the kind of each layer, and the kinds there are.
 LAYER_KINDS = {"layer_types": ALLOWED_ATTN_LAYER_TYPES, "mlp_layer_types": ALLOWED_MLP_LAYER_TYPES}
 
-
-# Put together from any two models: a table made from their defaults would not say what is in a file.
-FREELY_COMPOSED = {"EncoderDecoderModel", "SpeechEncoderDecoderModel", "VisionEncoderDecoderModel"}
+# Where no default of the configuration makes the class: most are put together from any two models.
+DEFAULTS = {
+    "EncoderDecoderModel": lambda: transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.BertConfig(), transformers.BertConfig()),
+    "SpeechEncoderDecoderModel": lambda: transformers.SpeechEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.Wav2Vec2Config(), transformers.BertConfig()),
+    "VisionEncoderDecoderModel": lambda: transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.ViTConfig(), transformers.BertConfig()),
+    "VisionTextDualEncoderModel": lambda: transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+        transformers.ViTConfig(), transformers.BertConfig()),
+    "EsmForProteinFolding": lambda: transformers.EsmConfig(is_folding_model=True, vocab_size=33, pad_token_id=1),
+}  # fmt: skip
 
 # What defaults lack and constructors need: {start of the class's name: {path to an option: value}}. "None" has what is
 # filled in wherever it is None or absent, after a default has failed.
@@ -252,6 +281,16 @@ def configs_in(config, seen=None):
     return list(seen.values())
 
 
+def paths_in(config, above=""):
+    """{id of a configuration: its path in config.json} of the configurations in one."""
+    paths = {}
+    for name, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            for key, path in {id(value): above + name, **paths_in(value, f"{above}{name}.")}.items():
+                paths.setdefault(key, path)
+    return paths
+
+
 @contextlib.contextmanager
 def reads_recorded(reads):
     """Collects (configuration class, attribute) for every attribute read from a configuration."""
@@ -268,9 +307,46 @@ def reads_recorded(reads):
         PreTrainedConfig.__getattribute__ = plain
 
 
+MADE = []  # (auto class, configuration, model) of each part that the latest build has put in
+
+
+def record_parts():
+    """Makes the auto classes note what they build, for the rest of the process."""
+
+    def noting(plain):
+        def from_config(cls, config, **options):
+            model = plain(cls, config, **options)
+            MADE.append((cls.__name__, config, model))
+            return model
+
+        from_config.notes = True
+        return classmethod(from_config)
+
+    for cls in auto_classes().values():
+        if not hasattr(cls.from_config, "notes"):
+            cls.from_config = noting(cls.from_config.__func__)
+
+
 def build(cls, config):
+    MADE.clear()
     with torch.device("meta"), transformers.initialization.no_init_weights():
         return cls(config)
+
+
+def parts_of(model, complain):
+    """{module: (path in config.json, auto class, class, whether it has the last parameter)} of the latest build."""
+    modules = {id(module): name for name, module in reversed(list(model.named_modules()))}
+    last = list(model.named_parameters())[-1][0]
+    parts = {}
+    for auto, config, part in MADE:
+        at, path = modules.get(id(part)), paths_in(model.config).get(id(config))
+        if not at or config is model.config:
+            continue
+        if path is None:
+            complain(f"{at}, made by {auto}: no part of the configuration is its own")
+            continue
+        parts[at] = (path, auto, type(part).__name__, last.startswith(at + "."))
+    return parts
 
 
 def repaired(cls, config):
@@ -352,6 +428,53 @@ def changed(config, kind, name, value):
     return config if done else None
 
 
+def with_absent_parts(config):
+    """(label, configuration) with all parts that are absent by default, then with each alone. All come first: whose
+    parameter is the last depends on them, and a layer that is the last in some models is like others in the table."""
+    absent = [
+        (type(part), name, kind)
+        for part in configs_in(config)
+        for name, kind in type(part).sub_configs_defaults.items()
+        if vars(part).get(name) is None
+    ]
+    for several in [absent] * (len(absent) > 1) + [[one] for one in absent]:
+        other = config
+        with contextlib.suppress(Exception):
+            for owner, name, kind in several:
+                other = changed(other, owner, name, default_part(kind))
+            yield ", ".join(name for _, name, _ in several), other
+
+
+def default_part(kind):
+    """The configuration that a class has for one of its parts if config.json says nothing else of it."""
+    if not isinstance(kind, SubConfigSpec):
+        return kind()
+    options = {name: value for name, value in kind.init_kwargs.items() if name != "model_type"}
+    return CONFIG_MAPPING[kind.model_type](**options)
+
+
+def other_autos(cls, config, parts):
+    """{module: [another auto class that puts a model there]}, where the kind of the language model decides."""
+    found = {}
+    for at, (path, auto, _, _) in parts.items():
+        if auto != "AutoModelForCausalLM":
+            continue
+        other = copy.deepcopy(config)
+        *above, name = path.split(".")
+        part = other
+        for parent in above:
+            part = getattr(part, parent)
+        setattr(part, name, transformers.T5Config())
+        for part in configs_in(other):
+            if hasattr(part, "use_decoder_only_language_model"):  # BLIP-2 finds this out once, when it is made
+                part.use_decoder_only_language_model = False
+        with contextlib.suppress(Exception):
+            made = parts_of(build(cls, other), lambda _: None).get(at)
+            if made and made[1] != auto:
+                found[at] = [made[1]]
+    return found
+
+
 def with_other_layers(model, config):
     """(label, configuration) for each kind of layer that the model's code names, or of MLPs, and no layer has: every
     second layer is of that kind."""
@@ -399,11 +522,14 @@ def variants(config, reads, size):
             continue
         if other is not None:
             yield f"{name}={value}", other
-    # a decoder out of an encoder needs both options at once
-    if hasattr(config, "add_cross_attention") and hasattr(config, "is_decoder"):
+    for together in TOGETHER:
         other = copy.deepcopy(config)
-        other.is_decoder = other.add_cross_attention = True
-        yield "cross attention", other
+        parts = [part for part in configs_in(other) if all(hasattr(part, name) for name in together)]
+        for part in parts:
+            for name, value in together.items():
+                setattr(part, name, value)
+        if parts:
+            yield ", ".join(together), other
 
 
 # ---- names on disk ------------------------------------------------------------------------------------------
@@ -547,14 +673,17 @@ def is_tied(config):
 
 
 def table_of(cls, config, model, reads, complain):
-    """({pattern: entries} of all builds, as they are untied; {pattern: why it is kept if tied, and only then})."""
+    """({pattern: entries} of all builds, as they are untied; {pattern: why it is kept if tied, and only then};
+    the parts that auto classes put in, as parts_of() has them)."""
     can_be_tied = any(hasattr(part, "tie_word_embeddings") for part in configs_in(config))
-    table, tied_only = {}, {}
+    table, tied_only, parts = {}, {}, {}
 
     def table_of_build(label, config, tied=None):
         try:
             config = config if tied is None else changed(config, None, "tie_word_embeddings", tied)
-            return generalize(roles_of(build(cls, config)), complain)
+            model = build(cls, config)
+            parts.update({at: part for at, part in parts_of(model, complain).items() if at not in parts})
+            return generalize(roles_of(model), complain)
         except Exception as error:
             label += "" if tied is None else f", tied={tied}"
             complain(f"does not build with {label}: {type(error).__name__}: {str(error)[:80]!r}")
@@ -582,15 +711,17 @@ def table_of(cls, config, model, reads, complain):
                 if role[0] == "kept" and (one, role) not in table[pattern]:
                     tied_only[one] = role[1]
 
-    add("defaults", config, generalize(roles_of(model), complain))
+    add("defaults", config, table_of_build("defaults", config))
     size = len(model.state_dict())
-    for label, other in itertools.chain(variants(config, reads, size), with_other_layers(model, config)):
+    for label, other in itertools.chain(
+        with_absent_parts(config), variants(config, reads, size), with_other_layers(model, config)
+    ):
         add(label, other, table_of_build(label, other))
-    return table, tied_only
+    return table, tied_only, parts
 
 
 def line_of(cls, config_class, complain, names_out):
-    config = config_class()
+    config = DEFAULTS.get(cls.__name__, config_class)()
     reads = set()
     with reads_recorded(reads):
         config, model = first_build(cls, config)
@@ -620,7 +751,14 @@ def line_of(cls, config_class, complain, names_out):
                 role = ("expert" if role[0] == "expert" else "other", None)
             names_out[1].append([name, role[0], module if not converted else "", linear if converted else []])
 
-    table, tied_only = table_of(cls, config, model, reads, complain)
+    table, tied_only, parts = table_of(cls, config, model, reads, complain)
+    if parts:
+        others = other_autos(cls, config, parts)
+        entry["parts"] = [
+            {"at": at, "config": path, "auto": [auto, *others.get(at, [])], "class": made}
+            | ({"last": True} if last else {})
+            for at, (path, auto, made, last) in sorted(parts.items(), key=lambda part: (part[0].count("."), part[0]))
+        ]
 
     lists = {}
     for entries in table.values():
@@ -707,7 +845,7 @@ def shared(lines):
                     best = (size, root, at, own, without)
         _, root, at, own, without = best
         line = {"architecture": name, "prefix": entry["prefix"]}
-        line |= {"blocker": entry["blocker"]} if "blocker" in entry else {}
+        line |= {key: entry[key] for key in ("blocker", "parts") if key in entry}
         if root and best[0] < 0.8 * len(compact(unflat(groups))):
             line["base"] = root
             line |= {"at": at} if at else {}
@@ -742,7 +880,7 @@ def classes_in(module_name):
     module = __import__(module_name, fromlist=["x"])
     for name in sorted(set(getattr(module, "__all__", []))):
         cls = getattr(module, name, None)
-        if not isinstance(cls, type) or not issubclass(cls, PreTrainedModel) or name in FREELY_COMPOSED:
+        if not isinstance(cls, type) or not issubclass(cls, PreTrainedModel):
             continue
         if not re.search("PreTrained|Pretrained", name) or name in in_auto_mappings():
             yield cls
@@ -753,11 +891,25 @@ def config_class_of(cls):
     return found if isinstance(found, type) and found is not PreTrainedConfig else None
 
 
+@functools.cache
+def auto_classes():
+    """{name: auto class}."""
+    found = {name: cls for name, cls in vars(modeling_auto).items() if isinstance(cls, type)}
+    return {name: cls for name, cls in found.items() if issubclass(cls, _BaseAutoModelClass)}
+
+
+def classes_by_type(auto):
+    """{model_type: the class that an auto class makes of such a configuration}."""
+    names = auto_classes()[auto]._model_mapping._model_mapping
+    return {kind: name if isinstance(name, str) else name[0] for kind, name in sorted(names.items())}
+
+
 def work(job):
     module_name, only, with_names = job
     lines, failed, notes, names = [], [], [], {}
     torch.set_num_threads(1)
     without_timm()
+    record_parts()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             classes = list(classes_in(module_name))
@@ -779,8 +931,6 @@ def work(job):
 
 
 def in_auto_mappings():
-    from transformers.models.auto import modeling_auto
-
     names = set()
     for name, mapping in vars(modeling_auto).items():
         if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES"):
@@ -816,6 +966,8 @@ def main():
     text.write(json.dumps(head, separators=(",", ":")) + "\n")
     for entry in shared(lines):
         text.write(json.dumps(entry, separators=(",", ":"), ensure_ascii=True) + "\n")
+    for auto in sorted({auto for line in lines.values() for part in line.get("parts", []) for auto in part["auto"]}):
+        text.write(compact({"auto": auto, "classes": classes_by_type(auto)}) + "\n")
     if options.only:
         print(text.getvalue(), end="")
     else:

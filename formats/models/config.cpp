@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <vector>
 
 #include "core/json.hpp"
@@ -257,6 +258,22 @@ std::string find_dtype_name(const Object& config, int levels = 3) {
   return {};
 }
 
+// The model types of the parts of an object, whatever their keys are.
+void find_part_types(std::string_view object, std::string_view label, const std::string& path,
+                     std::map<std::string, std::string>& types, int levels = 3) {
+  constexpr std::size_t max_parts = 100;  // thinker, talker and their towers are seven
+  for_each_member(object, label, [&](const Member& member) {
+    const std::string_view value = object.substr(member.value_begin, member.value_end - member.value_begin);
+    if (!value.starts_with('{')) return;
+    const std::string part = path.empty() ? member.key : fmt::format("{}.{}", path, member.key);
+    if (std::string type = Object(value, label).string("model_type"); !type.empty()) {
+      types.insert_or_assign(part, std::move(type));
+      if (types.size() > max_parts) refuse(label, "has more than {} parts with a model_type", max_parts);
+    }
+    if (levels > 1) find_part_types(value, label, part, types, levels - 1);
+  });
+}
+
 struct Quantization {
   std::string key;
   std::string_view value;
@@ -420,6 +437,7 @@ ModelConfig read(std::string_view text, std::string_view label, MemoryLimit& mem
   model.model_type = config.string("model_type");
   model.dtype = find_dtype_name(config);
   model.tie_word_embeddings = find_tied(config);
+  find_part_types(text, label, {}, model.part_types);
 
   std::vector<Quantization> found;
   find_quantizations(config, {}, found);

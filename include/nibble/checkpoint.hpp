@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,9 +16,15 @@
 
 namespace nibble {
 
+/// What decides which layers a model has.
+struct ModelClass {
+  std::string architecture;  ///< architectures[0] of config.json
+  /// model_type of each part that has one, by its path: "vision_config", "thinker_config.text_config".
+  std::map<std::string, std::string> part_types = {};
+};
+
 /// The members of config.json that matter here. Strings are empty if the member is missing.
-struct ModelConfig {
-  std::string architecture;  ///< architectures[0]
+struct ModelConfig : ModelClass {
   std::string model_type;
   std::string dtype;  ///< dtype or torch_dtype, without "torch.": "bfloat16"
 

@@ -86,7 +86,7 @@ class PlannedTensors {
 /// A conversion, decided: which tensor gets which codec and why, and how the output is cut into shards.
 struct Plan {
   Recipe recipe;
-  std::string architecture;             ///< empty if names and shapes decided
+  ModelClass model;                     ///< without architecture if names and shapes decided
   bool tied = false;                    ///< the output layer is the embedding
   PlannedTensors tensors;               ///< in the order of the input
   std::vector<std::size_t> shard_ends;  ///< shard s holds tensors [shard_ends[s - 1], shard_ends[s])

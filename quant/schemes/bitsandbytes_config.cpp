@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "formats/models/architectures.hpp"
 #include "formats/models/config.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
@@ -44,7 +45,7 @@ bool is_in_numbered_layer(std::string_view module) {
 // agree on that for numbered layers; of the other layers (poolers, classifiers, heads), version 4 leaves plain the one
 // with the last parameter if that is a bias, and those under a tied bias. Both versions understand a full list.
 bool is_default_set(const Plan& plan) {
-  if (plan.architecture.empty()) return false;
+  if (plan.model.architecture.empty() || has_other_parts(plan.model)) return false;
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor tensor = plan.tensors[i];
     bool differs = false;
@@ -87,7 +88,7 @@ nlohmann::json skip_modules(const Plan& plan) {
     std::sort(modules->begin(), modules->end());
     modules->erase(std::unique(modules->begin(), modules->end()), modules->end());
   }
-  std::vector<std::string> skips = skip_list(plan.architecture, plan.tied, quantized, plain);
+  std::vector<std::string> skips = skip_list(plan.model, plan.tied, quantized, plain);
   std::sort(skips.begin(), skips.end());
   return skips;
 }

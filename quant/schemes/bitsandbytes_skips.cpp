@@ -4,7 +4,6 @@
 #include <re2/re2.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <memory>
 #include <optional>
@@ -64,11 +63,6 @@ class Entry {
   std::string_view text_;
   std::unique_ptr<const RE2> regex_;  // null for plain entries
 };
-
-// Output layers that share the weight of the embeddings, so that files lack them, in the decoder of an
-// EncoderDecoderModel or one of its kin, which the table lacks.
-constexpr std::array decoder_heads{"decoder.lm_head", "decoder.lm_head.decoder", "decoder.cls.predictions.decoder",
-                                   "decoder.output_projection", "decoder.embed_out"};
 
 // Finds out whether an entry skips any of these modules, in about log n steps if the entry is plain. Entry::skips() for
 // each module in turn would take minutes for the 35,000 experts of a large model if as many stay plain.
@@ -140,7 +134,7 @@ bool skips(std::string_view entry, std::string_view module) {
   return module.ends_with(entry) || Entry(entry).skips(module);
 }
 
-std::vector<std::string> skip_list(std::string_view architecture, bool tied, std::span<const std::string> quantized,
+std::vector<std::string> skip_list(const ModelClass& model, bool tied, std::span<const std::string> quantized,
                                    std::span<const std::string> plain) {
   std::vector<std::string> result;
   std::unordered_set<std::string_view> listed(quantized.begin(), quantized.end());
@@ -153,14 +147,9 @@ std::vector<std::string> skip_list(std::string_view architecture, bool tied, std
   }
 
   // Modules that the default keeps but the file lacks. Numbered ones may be missing in part: those that are tied.
-  const auto defaults = default_skips(architecture, tied);
+  const auto defaults = default_skips(model, tied);
   if (!defaults) {
-    const auto list = [&](const char* head) {
-      if (!listed.contains(head) && harmless(head)) result.emplace_back(head);
-    };
-    list("lm_head");
-    if (std::ranges::any_of(listed, [](std::string_view module) { return module.starts_with("decoder."); }))
-      std::ranges::for_each(decoder_heads, list);
+    if (constexpr const char* head = "lm_head"; !listed.contains(head) && harmless(head)) result.emplace_back(head);
     return result;
   }
   std::unordered_set<std::string_view> seen;

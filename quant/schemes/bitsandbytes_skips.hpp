@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "nibble/checkpoint.hpp"
+
 /// llm_int8_skip_modules of transformers: how its entries are matched, and the list that makes transformers agree with
 /// which modules were quantized.
 namespace nibble {
@@ -21,7 +23,7 @@ namespace nibble {
 /// Such a list replaces transformers' own, so it also names what the default leaves plain but the file does not have,
 /// such as a tied lm_head. No entry matches a quantized module: one that would, such as `score` beside
 /// `layers.0.score`, is written `^score$`, which matches that whole name only.
-[[nodiscard]] std::vector<std::string> skip_list(std::string_view architecture, bool tied,
+[[nodiscard]] std::vector<std::string> skip_list(const ModelClass& model, bool tied,
                                                  std::span<const std::string> quantized,
                                                  std::span<const std::string> plain);
 

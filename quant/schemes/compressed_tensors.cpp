@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/models/architecture_line.hpp"
 #include "formats/models/architectures.hpp"
 #include "formats/models/weight_name.hpp"
 #include "nibble/error.hpp"
@@ -72,7 +73,7 @@ std::set<std::string> ignored_modules(const Plan& plan) {
     std::ranges::move(plan.tensors.keeps(i), std::inserter(plain, plain.end()));
     if (is_matrix_weight(tensor.info) && tensor.role != Role::embedding) plain.emplace(tensor.module);
   }
-  const auto defaults = default_skips(plan.architecture, plan.tied);
+  const auto defaults = default_skips(plan.model, plan.tied);
   for (const DefaultSkip& skip : defaults.value_or(std::vector<DefaultSkip>{{"lm_head", false}})) {
     const RE2 pattern(skip.pattern);
     const auto is_meant = [&](const std::string& module) { return RE2::FullMatch(module, pattern); };
@@ -180,10 +181,10 @@ class CompressedTensors final : public Fp8Parts {
   bool replaces_every_linear() const override { return true; }
 
   std::string obstacle(const Plan& plan) const override {
-    if (splits_tensors(plan.architecture))
+    if (splits_tensors(plan.model))
       return fmt::format(
           "transformers {} splits tensors of {} when it loads them, which it cannot do with compressed-tensors",
-          architectures_version(), plan.architecture);
+          architectures_version(), plan.model.architecture);
     const Strategy* strategy = nullptr;
     for (const PlannedTensor& tensor : plan.tensors) {
       if (!tensor.quantized) continue;

@@ -29,6 +29,9 @@ class MemoryReader final : public Reader {
     config_->architecture = std::move(architecture);
     config_->tie_word_embeddings = tied;
   }
+  void set_part_types(std::map<std::string, std::string> types) {
+    (config_ ? *config_ : config_.emplace()).part_types = std::move(types);
+  }
   void set_dtype(std::string dtype) { (config_ ? *config_ : config_.emplace()).dtype = std::move(dtype); }
   void set_rewrite_bytes(std::uint64_t bytes) { rewrite_bytes_ = bytes; }
   void set_quant_method(std::string method, std::string quantization_config = "{}") {

@@ -141,7 +141,7 @@ std::string recipe_text(const Recipe& recipe) { return dump(recipe_json(recipe))
 Manifest::Manifest(const Plan& plan, Writer& out, std::string_view adapter, std::string_view calibration) : out_(out) {
   const Json json = {{"schema_version", schema_version},
                      {"generator", fmt::format("nibble {}", version())},
-                     {"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
+                     {"architecture", plan.model.architecture.empty() ? Json() : Json(plan.model.architecture)},
                      {"dtype", traits(plan.dtype).torch_name},
                      {"hash_chunk_bytes", Xxh3Chunks::chunk_bytes},
                      {"recipe", recipe_json(plan.recipe)},

@@ -17,9 +17,9 @@ namespace {
 
 std::vector<TensorUpdate> updates_of(const Adapter& adapter, const PlainReader& base) {
   const TensorList& tensors = base.tensors();
-  const auto roles = base.architecture().empty() ? make_role_finder_by_name(tensors)
-                                                 : make_role_finder(base.architecture(), tensors, base.is_tied());
-  const bool guessed = base.architecture().empty();
+  const bool guessed = base.model().architecture.empty();
+  const auto roles =
+      guessed ? make_role_finder_by_name(tensors) : make_role_finder(base.model(), tensors, base.is_tied());
   return plan_updates(adapter, {escaped(base.path().native()), tensors, *roles, base.is_tied(), guessed, {}});
 }
 

@@ -47,7 +47,7 @@ class PlainReader final : public DerivedReader {
   [[nodiscard]] const std::optional<ModelConfig>& config() const noexcept override { return config_; }
   [[nodiscard]] std::uint64_t memory_bytes() const override { return in_->memory_bytes() + stored_.memory_bytes(); }
 
-  [[nodiscard]] const std::string& architecture() const noexcept { return plan_.architecture; }
+  [[nodiscard]] const ModelClass& model() const noexcept { return plan_.model; }
   [[nodiscard]] bool is_tied() const noexcept { return plan_.tied; }
 
  private:

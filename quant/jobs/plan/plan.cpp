@@ -14,6 +14,8 @@
 #include <utility>
 
 #include "formats/checkpoint.hpp"
+#include "formats/models/architecture_line.hpp"
+#include "formats/models/architectures.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/jobs/plan/part_names.hpp"
@@ -88,17 +90,17 @@ class Planner {
   }
 
   Plan run() && {
-    ModelRoles model = roles_of(stored_, scheme_of(plan_.recipe));
-    plan_.architecture = std::move(model.architecture);
-    plan_.tied = model.tied;
-    if (plan_.architecture.empty()) warn_of_names();
-    const CutTensors cut_tensors(stored_, *model.finder);
+    const ModelRoles roles = roles_of(stored_, scheme_of(plan_.recipe));
+    plan_.model = roles.model;
+    plan_.tied = roles.tied;
+    if (plan_.model.architecture.empty()) warn_of_names();
+    const CutTensors cut_tensors(stored_, *roles.finder);
     for (std::size_t t = 0; t < stored_.size(); ++t) {
       stored_.check_decodable(t);
       if (const CutTensor* const cut = cut_tensors.find(t))
-        add_slice(t, *cut, *model.finder);
+        add_slice(t, *cut, *roles.finder);
       else
-        add_whole(t, *model.finder);
+        add_whole(t, *roles.finder);
     }
     check_intake();
     for (std::size_t r = 0; r < rules_.size(); ++r) rules_[r].check(in_.tensors(), plan_.recipe.rules[r].codec);
@@ -332,9 +334,9 @@ class Planner {
           fmt::format("{} of the weights' bytes are experts, which {} cannot hold: they stay as they are",
                       percent(left[Role::expert]), scheme_of(codec_of(plan_.recipe.to)).quant_method()),
           Remedy{Remedy::Kind::experts});
-    if (const std::string obstacle = loading_obstacle(plan_.architecture); !obstacle.empty())
+    if (const std::string obstacle = loading_obstacle(plan_.model); !obstacle.empty())
       plan_.warnings.emplace_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
-                                              plan_.architecture, obstacle));
+                                              plan_.model.architecture, obstacle));
     warn_of_mixed_types();
     const std::uint64_t embeddings = left[Role::embedding] + left[Role::output_embeddings];
     if (const double share = plan_.quantized_share(); share < low_share && (share > 0 || embeddings > 0)) {

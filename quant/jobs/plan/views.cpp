@@ -38,20 +38,20 @@ ModelRoles roles_of(const StoredWeights& in, const Scheme* scheme) {
   const auto& config = in.reader().config();
   const TensorList& tensors = in.reader().tensors();
   if (config && !config->architecture.empty()) {
-    ModelRoles model{{}, config->architecture, config->tie_word_embeddings.value_or(false)};
+    ModelRoles roles{{}, *config, config->tie_word_embeddings.value_or(false)};
     const LoadingRules rules = scheme == nullptr ? LoadingRules{} : loading_rules(*scheme);
-    model.finder = make_role_finder(model.architecture, tensors, model.tied, rules);
+    roles.finder = make_role_finder(roles.model, tensors, roles.tied, rules);
     // If the configuration does not say whether the head is tied, the file does: a tied head is not stored.
     const auto has_head = [&] {
       for (std::size_t t = 0; t < in.size(); ++t)
-        if (model.finder->find(in[t].stored.info).role == Role::output_embeddings) return true;
+        if (roles.finder->find(in[t].stored.info).role == Role::output_embeddings) return true;
       return false;
     };
-    if (model.finder && !config->tie_word_embeddings && !has_head()) {
-      model.tied = true;
-      model.finder = make_role_finder(model.architecture, tensors, model.tied, rules);
+    if (roles.finder && !config->tie_word_embeddings && !has_head()) {
+      roles.tied = true;
+      roles.finder = make_role_finder(roles.model, tensors, roles.tied, rules);
     }
-    if (model.finder) return model;
+    if (roles.finder) return roles;
   }
   return {make_role_finder_by_name(tensors), {}, false};
 }

@@ -17,8 +17,8 @@ namespace nibble {
 /// The roles of a checkpoint's tensors in its model.
 struct ModelRoles {
   std::unique_ptr<RoleFinder> finder;
-  std::string architecture;  ///< empty if names and shapes decide
-  bool tied = false;         ///< the output layer is the embedding
+  ModelClass model;   ///< without architecture if names and shapes decide
+  bool tied = false;  ///< the output layer is the embedding
 };
 /// `scheme` is the one that quantized tensors will be stored by; null if all stay plain.
 [[nodiscard]] ModelRoles roles_of(const StoredWeights& in, const Scheme* scheme = nullptr);

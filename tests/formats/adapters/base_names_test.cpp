@@ -20,7 +20,7 @@ struct Base {
   explicit Base(std::vector<TensorInfo> infos, std::string_view architecture = "")
       : tensors(std::span(infos)),
         roles(architecture.empty() ? make_role_finder_by_name(tensors)
-                                   : make_role_finder(architecture, tensors, false)),
+                                   : make_role_finder({std::string(architecture)}, tensors, false)),
         names(tensors, *roles) {}
 };
 

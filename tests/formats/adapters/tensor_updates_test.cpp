@@ -23,7 +23,7 @@ class Base {
       : guessed(architecture.empty()),
         tensors_(tensors),
         roles_(architecture.empty() ? make_role_finder_by_name(tensors_)
-                                    : make_role_finder(architecture, tensors_, false)) {}
+                                    : make_role_finder({std::string(architecture)}, tensors_, false)) {}
 
   [[nodiscard]] std::vector<TensorUpdate> plan(const Adapter& adapter) const {
     AdapterBase base{"base", tensors_, *roles_};
@@ -274,7 +274,7 @@ TEST(TensorUpdates, ExpertsThatAreStoredOneByOne) {
     tensors.push_back(weight(expert + ".up_proj.weight", {10, 8}));
   }
   const TensorList list{std::span(tensors)};
-  const auto roles = make_role_finder("Qwen3MoeForCausalLM", list, false);
+  const auto roles = make_role_finder({"Qwen3MoeForCausalLM"}, list, false);
   ASSERT_TRUE(roles);
   AdapterMaker maker = expert_adapter(2, 8, 10);
   const Adapter adapter = maker.make();

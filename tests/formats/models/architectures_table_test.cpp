@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/models/architecture_line.hpp"
 #include "formats/models/architectures.hpp"
 
 namespace nibble::architectures_table_test {
@@ -44,7 +45,19 @@ const std::vector<Json>& lines() {
 const std::map<std::string, Json>& architectures() {
   static const std::map<std::string, Json> all = [] {
     std::map<std::string, Json> found;
-    for (std::size_t i = 1; i < lines().size(); ++i) found.emplace(lines()[i].at("architecture"), lines()[i]);
+    for (std::size_t i = 1; i < lines().size(); ++i)
+      if (!lines()[i].contains("auto")) found.emplace(lines()[i].at("architecture"), lines()[i]);
+    return found;
+  }();
+  return all;
+}
+
+// What the auto classes make: {name: {model_type: class}}.
+const std::map<std::string, std::map<std::string, std::string>>& auto_classes() {
+  static const auto all = [] {
+    std::map<std::string, std::map<std::string, std::string>> found;
+    for (const Json& line : lines())
+      if (line.contains("auto")) found.emplace(line.at("auto"), line.at("classes"));
     return found;
   }();
   return all;
@@ -101,8 +114,9 @@ std::vector<Pattern> patterns_of(const Json& line) {
 }
 
 TEST(ArchitecturesTable, HasALineForEachOfItsClasses) {
-  EXPECT_EQ(lines().size() - 1, lines().front().at("classes").get<std::size_t>());
-  EXPECT_EQ(architectures().size(), lines().size() - 1) << "an architecture has two lines, of which one is never read";
+  EXPECT_EQ(architectures().size(), lines().front().at("classes").get<std::size_t>());
+  EXPECT_EQ(architectures().size() + auto_classes().size(), lines().size() - 1)
+      << "a class has two lines, of which one is never read";
   EXPECT_EQ(unknown_keys(lines().front(), {"transformers", "classes"}), std::vector<std::string>{});
 }
 
@@ -114,9 +128,10 @@ TEST(ArchitecturesTable, HasNoKeysThatAreNotRead) {
       EXPECT_EQ(unknown_keys(line, {"architecture", "same_as"}), none);
       continue;
     }
-    EXPECT_EQ(unknown_keys(line, {"architecture", "prefix", "blocker", "base", "at", "without", "linear", "conv1d",
-                                  "kept", "tied", "embedding", "expert", "other", "renames", "merges", "loads_as"}),
-              none);
+    EXPECT_EQ(
+        unknown_keys(line, {"architecture", "prefix", "blocker", "parts", "base", "at", "without", "linear", "conv1d",
+                            "kept", "tied", "embedding", "expert", "other", "renames", "merges", "loads_as"}),
+        none);
     EXPECT_TRUE(line.contains("base") || !(line.contains("at") || line.contains("without")));
     EXPECT_FALSE(line.contains("loads_as") && (line.contains("renames") || line.contains("merges")));
     for (const Json& rename : line.value("renames", Json::array()))
@@ -124,6 +139,30 @@ TEST(ArchitecturesTable, HasNoKeysThatAreNotRead) {
     for (const Json& merge : line.value("merges", Json::array()))
       EXPECT_EQ(unknown_keys(merge, {"from", "to", "scope"}), none);
   }
+}
+
+// Parts are put in from the outermost to the innermost, by an auto class whose classes are known.
+TEST(ArchitecturesTable, SaysOfEachPartWhatDecidesIt) {
+  std::set<std::string> asked;
+  for (const auto& [name, line] : architectures()) {
+    std::set<std::string> modules;
+    for (const Json& part : line.value("parts", Json::array())) {
+      SCOPED_TRACE(name + " " + part.dump());
+      EXPECT_EQ(unknown_keys(part, {"at", "config", "auto", "class", "last"}), std::vector<std::string>{});
+      const std::string at = part.at("at");
+      EXPECT_FALSE(at.empty() || part.at("config").get<std::string>().empty());
+      for (const std::string& other : modules) EXPECT_FALSE(other.starts_with(at + ".")) << other << " comes first";
+      EXPECT_TRUE(modules.insert(at).second);
+      bool is_made = false;
+      for (const std::string autos : part.at("auto")) {
+        ASSERT_TRUE(auto_classes().contains(autos));
+        asked.insert(autos);
+        for (const auto& [type, made] : auto_classes().at(autos)) is_made |= made == part.at("class");
+      }
+      EXPECT_TRUE(is_made) << "its default would be taken for another class";
+    }
+  }
+  for (const auto& [autos, classes] : auto_classes()) EXPECT_TRUE(asked.contains(autos)) << autos << " is never read";
 }
 
 // What a line takes from another is that line's own: a reference is not followed to the end of a chain.
@@ -187,7 +226,7 @@ TEST(ArchitecturesTable, AsksForNoMoreThanRenamesCanDo) {
 TEST(ArchitecturesTable, ObstaclesAreThoseOfTheLines) {
   for (const auto& [name, line] : architectures()) {
     const Json& own = line.contains("same_as") ? architectures().at(line.at("same_as")) : line;
-    EXPECT_EQ(loading_obstacle(name), own.value("blocker", "")) << name;
+    EXPECT_EQ(loading_obstacle({name}), own.value("blocker", "")) << name;
   }
 }
 
@@ -237,7 +276,7 @@ TEST(ArchitecturesTable, EveryPatternHasItsRoleAndReason) {
         if (patterns[i].key != "tied") expected.emplace(tensors[i].name, expected_of(patterns[i]));
       for (std::size_t i = 0; i < patterns.size() && tied; ++i)  // these count for more
         if (patterns[i].key == "tied") expected.insert_or_assign(tensors[i].name, expected_of(patterns[i]));
-      const auto finder = make_role_finder(name, list, tied);
+      const auto finder = make_role_finder({name}, list, tied);
       ASSERT_TRUE(finder) << name;
       for (const TensorInfo& tensor : tensors) {
         const auto wanted = expected.find(tensor.name);
@@ -256,11 +295,11 @@ TEST(ArchitecturesTable, LinesThatAreThoseOfOthersAreFound) {
     if (!line.contains("same_as")) continue;
     const std::string other = line.at("same_as");
     for (const bool tied : {false, true}) {
-      const auto own = default_skips(name, tied), others = default_skips(other, tied);
+      const auto own = default_skips({name}, tied), others = default_skips({other}, tied);
       ASSERT_TRUE(own && others) << name;
       EXPECT_TRUE(std::ranges::equal(*own, *others, {}, &DefaultSkip::pattern, &DefaultSkip::pattern)) << name;
     }
-    EXPECT_EQ(splits_tensors(name), splits_tensors(other)) << name;
+    EXPECT_EQ(splits_tensors({name}), splits_tensors({other})) << name;
   }
 }
 

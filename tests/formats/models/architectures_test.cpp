@@ -19,7 +19,7 @@ using Roles = std::vector<FoundRole>;
 std::optional<Roles> roles_by_architecture(std::string_view architecture, const std::vector<TensorInfo>& tensors,
                                            bool tied) {
   const TensorList list{std::span(tensors)};
-  const auto finder = make_role_finder(architecture, list, tied);
+  const auto finder = make_role_finder({std::string(architecture)}, list, tied);
   if (!finder) return std::nullopt;
   Roles found;
   for (const TensorInfo& tensor : tensors) found.push_back(finder->find(tensor));
@@ -205,7 +205,7 @@ TEST(Architectures, CompanionsHaveToFollowARenamedWeight) {
         return names;
       };
     const TensorList tensors{std::span(&head, 1)};
-    return make_role_finder("DeepseekV4ForCausalLM", tensors, false, rules)->find(head).role;
+    return make_role_finder({"DeepseekV4ForCausalLM"}, tensors, false, rules)->find(head).role;
   };
   EXPECT_EQ(role({}), Role::output_embeddings);
   EXPECT_EQ(role({".absmax", ".quant_map"}), Role::output_embeddings);
@@ -214,16 +214,31 @@ TEST(Architectures, CompanionsHaveToFollowARenamedWeight) {
   EXPECT_EQ(role({".SCB"}, /*of_module=*/true), Role::other);
 }
 
+// PI0's renames take the names of its modules for older ones. transformers then falls back to the name in the file, but
+// not for the tensors beside a weight.
+TEST(Architectures, CompanionsHaveToKeepTheNamesOfAWeightThatDoes) {
+  const TensorInfo layer = matrix("embed_action_time.state_proj.weight");
+  const TensorList tensors{std::span(&layer, 1)};
+  LoadingRules rules;
+  const auto found = [&] {
+    return make_role_finder({"PI0ForConditionalGeneration"}, tensors, false, rules)->find(layer);
+  };
+  EXPECT_EQ(found().role, Role::linear);
+  rules.companions = [](const std::string& weight) { return std::vector{weight + ".absmax"}; };
+  EXPECT_EQ(found().role, Role::other);
+  EXPECT_EQ(found().keeps, std::vector<std::string>{module_of(layer.name)});
+}
+
 // What a loader replaces has to be named where it stays plain, whether nibble would quantize it or not.
 TEST(Architectures, LoadersThatReplaceEveryLinearLayerHaveToBeToldOfIt) {
   const TensorInfo wo = matrix("encoder.block.1.layer.1.DenseReluDense.wo.weight");
   const TensorList tensors{std::span(&wo, 1)};
   LoadingRules rules;
   rules.replaces_every_linear = true;
-  const FoundRole found = make_role_finder("T5ForConditionalGeneration", tensors, false, rules)->find(wo);
+  const FoundRole found = make_role_finder({"T5ForConditionalGeneration"}, tensors, false, rules)->find(wo);
   EXPECT_EQ(found.role, Role::other);
   EXPECT_EQ(found.keeps, std::vector<std::string>{"encoder.block.1.layer.1.DenseReluDense.wo"});
-  EXPECT_TRUE(make_role_finder("T5ForConditionalGeneration", tensors, false)->find(wo).keeps.empty());
+  EXPECT_TRUE(make_role_finder({"T5ForConditionalGeneration"}, tensors, false)->find(wo).keeps.empty());
 }
 
 TEST(Architectures, OlderVisionNamesAreRenamed) {
@@ -257,9 +272,9 @@ TEST(Architectures, LastParameterIsThatOfTheLastLayerInTheFile) {
 }
 
 TEST(Architectures, FusedExpertsThatLoadingSplitsAreAnObstacle) {
-  EXPECT_FALSE(loading_obstacle("Llama4ForConditionalGeneration").empty());
-  EXPECT_TRUE(loading_obstacle("LlamaForCausalLM").empty());
-  EXPECT_TRUE(loading_obstacle("Unheard").empty());
+  EXPECT_FALSE(loading_obstacle({"Llama4ForConditionalGeneration"}).empty());
+  EXPECT_TRUE(loading_obstacle({"LlamaForCausalLM"}).empty());
+  EXPECT_TRUE(loading_obstacle({"Unheard"}).empty());
 }
 
 TEST(Architectures, MergedWeightKeepsTheLayersItFills) {
@@ -283,7 +298,7 @@ TEST(Architectures, UnknownLayersKeepTheWholeListOfThem) {
   LoadingRules names_alone;
   names_alone.replaces_every_linear = true;
   const TensorList list{std::span(tensors)};
-  EXPECT_EQ(make_role_finder("LlavaForConditionalGeneration", list, false, names_alone)->find(tensors[0]).keeps,
+  EXPECT_EQ(make_role_finder({"LlavaForConditionalGeneration"}, list, false, names_alone)->find(tensors[0]).keeps,
             std::vector<std::string>{query});
 }
 
@@ -292,10 +307,10 @@ TEST(Architectures, QuantizedLayersCannotBeNamedWeight) {
   const TensorInfo layer = matrix("model.language_model.layers.0.attn_hyper_connection.block_inject_weight.weight");
   const TensorList tensors{std::span(&layer, 1)};
   LoadingRules rules;
-  EXPECT_EQ(make_role_finder("Qwen4ExpForConditionalGeneration", tensors, false, rules)->find(layer).role,
+  EXPECT_EQ(make_role_finder({"Qwen4ExpForConditionalGeneration"}, tensors, false, rules)->find(layer).role,
             Role::linear);
   rules.companions = [](const std::string& weight) { return std::vector{weight + ".absmax"}; };
-  const FoundRole found = make_role_finder("Qwen4ExpForConditionalGeneration", tensors, false, rules)->find(layer);
+  const FoundRole found = make_role_finder({"Qwen4ExpForConditionalGeneration"}, tensors, false, rules)->find(layer);
   EXPECT_EQ(found.role, Role::other);
   EXPECT_EQ(found.keeps, std::vector<std::string>{module_of(layer.name)});
 }

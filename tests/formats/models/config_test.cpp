@@ -95,6 +95,22 @@ TEST(Config, OfEqualKeysInItsPartsTheLastCounts) {
   EXPECT_EQ(read(R"({"text_config": {"dtype": "float32", "dtype": "float16"}})").dtype, "float16");
 }
 
+TEST(Config, SaysOfWhichTypesThePartsAre) {
+  const ModelConfig config = read(R"({"model_type": "llava", "text_config": {"model_type": "phi", "x": {}},
+    "none": {"model_type": ""}, "list": [{"model_type": "a"}], "number": {"model_type": 7},
+    "v": {"deep": {"model_type": "swin", "er": {"model_type": "c", "far": {"model_type": "d"}}}}})");
+  EXPECT_EQ(config.part_types,
+            (std::map<std::string, std::string>{{"text_config", "phi"}, {"v.deep", "swin"}, {"v.deep.er", "c"}}));
+}
+
+TEST(Config, HasNotAnyNumberOfParts) {
+  std::string text = R"({"a0":{"model_type":"t"})";
+  for (int part = 1; part < 100; ++part) text += fmt::format(R"(,"a{}":{{"model_type":"t"}})", part);
+  EXPECT_EQ(read(text + "}").part_types.size(), 100u);
+  EXPECT_EQ(error_of([&] { (void)read(text + R"(,"b":{"model_type":"t"}})"); }),
+            "config.json: has more than 100 parts with a model_type");
+}
+
 TEST(Config, SaysHowTheModelIsQuantized) {
   const ModelConfig config = read(R"({"quantization_config": {"quant_method": "x", "load_in_4bit": true}})");
   EXPECT_EQ(config.quant_method, "x");

@@ -105,6 +105,15 @@ TEST(SkippedModules, AreAddedToTheDefaults) {
             (Json{"lm_head", "model.layers.0.mlp.down_proj"}));
 }
 
+// Which layers of other parts transformers would leave plain by itself is not known.
+TEST(SkippedModules, AreNamedIfTheModelHasOtherParts) {
+  const std::string layer = "model.language_model.layers.0.";
+  MemoryReader in = model("LlavaForConditionalGeneration", {layer + "self_attn.q_proj.weight", "lm_head.weight"});
+  EXPECT_TRUE(skipped(in, recipe("nf4")).is_null());
+  in.set_part_types({{"text_config", "qwen2"}});
+  EXPECT_EQ(skipped(in, recipe("nf4")), Json{"lm_head"});
+}
+
 TEST(SkippedModules, AreSortedAndNamedOnce) {
   Names names = llama_names;
   for (const char* const layer : {"10", "2"})

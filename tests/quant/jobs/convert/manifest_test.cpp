@@ -112,7 +112,7 @@ TEST(Manifest, WithoutErrorThereIsNoPlaceOfOne) {
 
 TEST(Manifest, RecipeIsTold) {
   Plan made = plan();
-  made.architecture.clear();
+  made.model.architecture.clear();
   made.recipe.to = "nf4:block-size=128,double-quant=no";
   made.recipe.on_overflow = OnOverflow::clamp;
   made.recipe.nonfinite = Nonfinite::quantize;

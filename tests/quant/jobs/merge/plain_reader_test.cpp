@@ -38,7 +38,7 @@ TEST(PlainReader, PlainTensorsAreAsStored) {
     EXPECT_EQ(bytes_of(reader, t), bytes_of(*in, t));
   }
   EXPECT_FALSE(ReaderInternals::was_quantized(reader));
-  EXPECT_EQ(reader.architecture(), "LlamaForCausalLM");
+  EXPECT_EQ(reader.model().architecture, "LlamaForCausalLM");
 }
 
 TEST(PlainReader, CodesAreFp32) {

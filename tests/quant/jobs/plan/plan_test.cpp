@@ -54,7 +54,7 @@ TEST(Plan, QuantizesWhatTransformersWould) {
                                                               {"model.layers.0.mlp.down_proj.weight", "nf4"},
                                                               {"model.layers.0.input_layernorm.weight", "keep"},
                                                               {"lm_head.weight", "keep"}}));
-  EXPECT_EQ(plan.architecture, "LlamaForCausalLM");
+  EXPECT_EQ(plan.model.architecture, "LlamaForCausalLM");
   EXPECT_TRUE(plan.warnings.empty());
 }
 

@@ -117,13 +117,13 @@ TEST(Views, PlacesAreThoseOfTheArchitecture) {
   in.add_normal("transformer.h.0.attn.c_attn.weight", DType::f32, {96, 288});
   const StoredWeights stored(in);
   const ModelRoles model = roles_of(stored);
-  EXPECT_EQ(model.architecture, "GPT2LMHeadModel");
+  EXPECT_EQ(model.model.architecture, "GPT2LMHeadModel");
   EXPECT_TRUE(model.tied);  // no head is stored
   EXPECT_EQ(model.finder->find(view_of(stored[0]).info).role, Role::conv1d);
 
   in.set_architecture("Nobody", true);
   const ModelRoles unknown = roles_of(stored);
-  EXPECT_EQ(unknown.architecture, "");
+  EXPECT_EQ(unknown.model.architecture, "");
   EXPECT_FALSE(unknown.tied);
   EXPECT_EQ(unknown.finder->find(view_of(stored[0]).info).role, Role::linear);
 }

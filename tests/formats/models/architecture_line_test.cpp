@@ -1,0 +1,144 @@
+#include "formats/models/architecture_line.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "formats/models/architectures.hpp"
+
+namespace nibble::architecture_line_test {
+namespace {
+
+using Types = std::map<std::string, std::string>;
+using testing::Contains;
+using testing::Each;
+using testing::Not;
+using testing::StartsWith;
+
+std::vector<std::string> patterns(const ArchitectureLine& line) {
+  std::vector<std::string> result;
+  for (const RolePattern& entry : line.patterns) result.push_back(entry.pattern);
+  return result;
+}
+
+std::vector<std::string> patterns(const std::string& architecture, const Types& types = {}) {
+  return patterns(find_architecture_line({architecture, types}).value());
+}
+
+std::optional<Why> why(const std::string& architecture, const Types& types, const std::string& pattern) {
+  const auto line = find_architecture_line({architecture, types});
+  const auto found = std::ranges::find(line->patterns, pattern, &RolePattern::pattern);
+  return found == line->patterns.end() ? std::nullopt : std::optional(found->why);
+}
+
+// The parameter that a stored tensor is loaded into, without ".weight".
+std::string module(const std::string& architecture, const Types& types, const std::string& stored) {
+  const std::vector<TensorInfo> tensors{{stored, DType::bf16, {64, 64}}};
+  return make_role_finder({architecture, types}, TensorList{std::span(tensors)}, false)->find(tensors[0]).module;
+}
+
+TEST(ArchitectureLine, OfNoClassInTheTableIsNothing) {
+  for (const char* name : {"Unheard", "", "LlamaForCausalLM\",", "AutoModel"})
+    EXPECT_FALSE(find_architecture_line({name})) << name;
+}
+
+TEST(ArchitectureLine, ReasonsAreThoseOfTheTable) {
+  EXPECT_EQ(text_of(Why::linear), "linear layer");
+  EXPECT_EQ(text_of(Why::tied_weights), "tied weights");
+}
+
+TEST(ArchitectureLine, DefaultPartsChangeNothing) {
+  const auto line = find_architecture_line(
+      {"LlavaForConditionalGeneration", {{"text_config", "llama"}, {"vision_config", "clip_vision_model"}}});
+  EXPECT_EQ(patterns(*line), patterns("LlavaForConditionalGeneration"));
+  EXPECT_FALSE(line->has_other_parts);
+  EXPECT_FALSE(has_other_parts({"LlavaForConditionalGeneration", {{"text_config", "llama"}, {"other", "phi"}}}));
+}
+
+TEST(ArchitectureLine, AnotherPartTakesThePlaceOfTheDefault) {
+  const std::string llava = "LlavaForConditionalGeneration";
+  const auto line = find_architecture_line({llava, {{"text_config", "phi"}}});
+  EXPECT_THAT(patterns(*line), Contains("model.language_model.layers.*.mlp.fc1"));
+  EXPECT_THAT(patterns(*line), Not(Contains("model.language_model.layers.*.mlp.gate_proj")));
+  EXPECT_THAT(patterns(*line), Contains("model.vision_tower.encoder.layers.*.mlp.fc1"));
+  EXPECT_THAT(patterns(*line), Contains("lm_head"));
+  EXPECT_TRUE(line->has_other_parts);
+  EXPECT_TRUE(has_other_parts({llava, {{"text_config", "phi"}}}));
+}
+
+// A tower of a class that the table lacks is unknown, and not what the default has in its place.
+TEST(ArchitectureLine, AnUnknownPartHasNoLayers) {
+  const std::vector<std::string> found = patterns("LlavaForConditionalGeneration", {{"vision_config", "unheard"}});
+  EXPECT_THAT(found, Each(Not(StartsWith("model.vision_tower"))));
+  EXPECT_THAT(found, Contains("model.language_model.layers.*.mlp.gate_proj"));
+  EXPECT_TRUE(has_other_parts({"LlavaForConditionalGeneration", {{"vision_config", "unheard"}}}));
+}
+
+// BLIP-2 asks a second auto class for a language model that is no decoder.
+TEST(ArchitectureLine, AutoClassesAreAskedInTurn) {
+  const Types t5{{"text_config", "t5"}};
+  EXPECT_EQ(why("Blip2ForConditionalGeneration", t5, "language_model.encoder.block.*.layer.0.SelfAttention.q"),
+            std::nullopt);
+  EXPECT_EQ(why("Blip2ForConditionalGeneration", t5, "language_model.encoder.block.*.layer.*.SelfAttention.q"),
+            Why::linear);
+  EXPECT_EQ(why("Blip2ForConditionalGeneration", t5, "language_model.lm_head"), Why::output_embeddings);
+  EXPECT_THAT(patterns("Blip2ForConditionalGeneration", t5), Each(Not(StartsWith("language_model.model."))));
+  const Types llama{{"text_config", "llama"}};
+  EXPECT_EQ(why("InstructBlipForConditionalGeneration", llama, "language_model.model.layers.*.self_attn.q_proj"),
+            Why::linear);
+}
+
+// SigLIP's tower is the default of ColPali, whose language model and tower are parts of a part.
+TEST(ArchitectureLine, PartsOfPartsAreFoundByTheirPath) {
+  const Types text{{"vlm_config.text_config", "phi"}};
+  EXPECT_EQ(why("ColPaliForRetrieval", text, "vlm.language_model.layers.*.mlp.fc1"), Why::linear);
+  EXPECT_THAT(patterns("ColPaliForRetrieval", text), Contains("vlm.vision_tower.encoder.layers.*.mlp.fc1"));
+  EXPECT_TRUE(has_other_parts({"ColPaliForRetrieval", text}));
+  // another class at "vlm", and another one in it
+  const Types both{{"vlm_config", "llava"}, {"vlm_config.text_config", "phi"}, {"text_config", "bert"}};
+  EXPECT_EQ(why("ColPaliForRetrieval", both, "vlm.language_model.layers.*.mlp.fc1"), Why::linear);
+  EXPECT_EQ(why("ColPaliForRetrieval", both, "vlm.multi_modal_projector.linear_1"), Why::linear);
+}
+
+// The last parameter of a language model, which transformers leaves plain, may not be that of the whole.
+TEST(ArchitectureLine, OnlyTheLastParameterOfTheWholeIsKept) {
+  ASSERT_EQ(why("EmbeddingGemma2TextModel", {}, "embedding_projection"), Why::last_parameter);
+  const Types text{{"text_config", "embedding_gemma2_text"}};
+  EXPECT_EQ(why("LlavaForConditionalGeneration", text, "model.language_model.embedding_projection"), Why::linear);
+  EXPECT_EQ(why("Gemma4Model", text, "language_model.embedding_projection"), Why::last_parameter);
+}
+
+// DINOv2's tensors have other names in files, wherever it is in a model.
+TEST(ArchitectureLine, PartsAreLoadedByTheirOwnRules) {
+  const std::string stored = "encoder.layer.0.attention.attention.query.weight";
+  EXPECT_EQ(module("LlavaForConditionalGeneration", {{"vision_config", "dinov2"}}, "model.vision_tower." + stored),
+            "model.vision_tower.encoder.layer.0.attention.q_proj");
+  EXPECT_EQ(module("DPTForDepthEstimation", {{"backbone_config", "dinov2"}}, "backbone." + stored),
+            "backbone.encoder.layer.0.attention.q_proj");
+  // Two rules: one for the part, and one for the model in it.
+  EXPECT_EQ(module("UperNetForSemanticSegmentation", {{"backbone_config", "swin"}},
+                   "backbone.encoder.layers.0.blocks.0.attention.self.query.weight"),
+            "backbone.swin.encoder.layers.0.blocks.0.attention.q_proj");
+}
+
+// Those of a part that is not there would rename tensors of the one that is.
+TEST(ArchitectureLine, RulesOfAReplacedPartAreGone) {
+  const auto scopes = [](const Types& types) {
+    std::vector<std::string> result;
+    const auto line = find_architecture_line({"LlavaForConditionalGeneration", types});
+    for (const NameRule& rule : line->renames)
+      if (rule.scope) result.push_back(*rule.scope);
+    return result;
+  };
+  EXPECT_THAT(scopes({}), Contains("vision_tower"));
+  EXPECT_THAT(scopes({{"vision_config", "pixtral"}}), Not(Contains("vision_tower")));
+}
+
+}  // namespace
+}  // namespace nibble::architecture_line_test
