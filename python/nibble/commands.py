@@ -92,21 +92,31 @@ class Job:
         """On a thread of its own: Python handles Ctrl-C between two instructions of the main thread, and a call into a
         library is one of them, however long it takes."""
         failure: list[BaseException] = []
+        began, ended = threading.Event(), threading.Event()
 
         def work() -> None:
+            began.set()
             try:
                 self.run()
             except BaseException as error:
                 failure.append(error)
+            finally:
+                ended.set()
 
+        # join() would not do: before Python 3.13, an interrupted one takes the thread for ended, and the next one returns
+        # while the command still runs.
         thread = threading.Thread(target=work, name="nibble")
-        thread.start()
         try:
-            thread.join()
+            thread.start()
+            ended.wait()
         except BaseException:
             self.cancel.value = 1
-            thread.join()
+            if began.wait(1):  # else start() was interrupted before there was a thread
+                ended.wait()
             raise
+        finally:
+            if ended.is_set():
+                thread.join()
         if failure:
             raise failure[0]
 

@@ -185,6 +185,7 @@ def test_ctrl_c_stops_a_command(checkpoint, tmp_path):
             nibble.convert(checkpoint, out, to="bf16", progress=interrupt, threads=1)
     finally:
         signal.signal(signal.SIGINT, before)
+    assert "nibble" not in [thread.name for thread in threading.enumerate()], "the command still runs"
     assert not out.exists()
 
 
