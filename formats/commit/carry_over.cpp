@@ -34,9 +34,13 @@ constexpr std::string_view bin_extension = ".bin";
 constexpr std::array<std::string_view, 10> foreign_weights{".pt",      ".pth", ".ckpt", ".gguf",      ".h5",
                                                            ".msgpack", ".ot",  ".onnx", ".onnx_data", ".tflite"};
 
+// A module of its own in spite of its name: Qwen2.5-Omni's voices, which its class loads from there.
+constexpr std::string_view voices = "spk_dict.pt";
+
 // A folder inside the model's may be a module of its own, with weights in our containers or in .bin files (the Dense
 // layers of sentence-transformers): such files are carried over.
 bool is_weights(const std::string& name, bool top) {
+  if (name == voices) return false;
   if (top && (has_weight_extension(name) || name.ends_with(bin_extension))) return true;
   return std::ranges::any_of(foreign_weights, [&](std::string_view extension) { return name.ends_with(extension); });
 }

@@ -123,7 +123,11 @@ std::vector<NameRule> rules_of(const Json& line, const char* key) {
 
 // The line of a class with its default parts.
 ArchitectureLine with_default_parts(const Json& json) {
-  ArchitectureLine line{json.value("prefix", ""), json.value("blocker", ""), {}, {}, {}, {}};
+  ArchitectureLine line;
+  line.prefix = json.value("prefix", "");
+  line.blocker = json.value("blocker", "");
+  line.fp32 = json.value("fp32", std::vector<std::string>());
+  line.fp32_strict = json.value("fp32_strict", std::vector<std::string>());
   add_patterns(line, json, "", {});
   if (const auto base = json.find("base"); base != json.end()) {
     const auto without = json.value("without", std::vector<std::string>());
@@ -183,6 +187,8 @@ void insert(ArchitectureLine& line, ArchitectureLine part, const std::string& at
   }
   for (auto& [pattern, why] : part.tied) line.tied.emplace_back(below(at, pattern), why);
   if (line.blocker.empty()) line.blocker = std::move(part.blocker);
+  std::ranges::move(part.fp32, std::back_inserter(line.fp32));
+  std::ranges::move(part.fp32_strict, std::back_inserter(line.fp32_strict));
 }
 
 // The types of the parts of a part.

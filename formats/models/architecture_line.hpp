@@ -60,7 +60,9 @@ struct ArchitectureLine {
   std::vector<RolePattern> patterns;              ///< of a model whose embeddings are not tied
   std::vector<std::pair<std::string, Why>> tied;  ///< of a tied one: patterns that are kept, and why
   std::vector<NameRule> renames, merges;          ///< in the order in which loading applies them
-  bool has_other_parts = false;                   ///< than the class has by default
+  std::vector<std::string> fp32;         ///< expressions that find the parameters kept in fp32 in a model of fp16
+  std::vector<std::string> fp32_strict;  ///< the same, in a model of fp16 or bf16
+  bool has_other_parts = false;          ///< than the class has by default
 };
 
 /// Nothing if the table lacks the class.

@@ -121,6 +121,14 @@ std::vector<Transform> compile(const std::vector<NameRule>& rules) {
   return result;
 }
 
+// Finds a name that any of these expressions finds; null if there are none. A `*` in them is any text.
+std::unique_ptr<const RE2> compile_any(const std::vector<std::string>& expressions) {
+  if (expressions.empty()) return nullptr;
+  std::string all = fmt::format("{}", fmt::join(expressions, "|"));
+  for (std::size_t i = all.find('*'); i != std::string::npos; i = all.find('*', i + 2)) all.insert(i, 1, '.');
+  return compile(std::optional(std::move(all)));
+}
+
 // The parameters into which a stored tensor is loaded.
 struct Destination {
   std::string parameter;
@@ -138,11 +146,23 @@ class Architecture {
     for (const auto& [key, entries] : by_key_) for_each_parent(key, [&](auto parent) { parents_.emplace(parent); });
     renames_ = compile(line.renames);
     merges_ = compile(line.merges);
+    fp32_ = compile_any(line.fp32);
+    fp32_strict_ = compile_any(line.fp32_strict);
     for (const std::vector<NameRule>* rules : {&line.renames, &line.merges})
       for (const NameRule& rule : *rules) note_numbers(rule);
   }
 
   [[nodiscard]] const std::vector<Entry>& entries() const noexcept { return entries_; }
+
+  // Loading casts all others to the types that it gives them, whatever the rest of the model is.
+  [[nodiscard]] KeptInFp32 kept_in_fp32(const std::string& parameter) const {
+    if (!parameter.ends_with("weight")) return KeptInFp32::never;
+    const auto finds = [&](const std::unique_ptr<const RE2>& regex) {
+      return regex != nullptr && RE2::PartialMatch(parameter, *regex);
+    };
+    return finds(fp32_strict_) ? KeptInFp32::in_16_bits : finds(fp32_) ? KeptInFp32::in_fp16 : KeptInFp32::never;
+  }
+  [[nodiscard]] bool keeps_fp32() const noexcept { return fp32_ != nullptr || fp32_strict_ != nullptr; }
 
   // Decides which conditional renames apply to a file.
   void see(const TensorList& tensors) {
@@ -357,6 +377,7 @@ class Architecture {
   std::string prefix_;
   std::vector<Transform> renames_;
   std::vector<Transform> merges_;
+  std::unique_ptr<const RE2> fp32_, fp32_strict_;
   std::vector<Entry> entries_;
   std::unordered_map<std::string, std::vector<std::size_t>> by_key_;
   std::unordered_set<std::string> parents_;  // keys of modules that have entries below them
@@ -433,8 +454,16 @@ class TableRoleFinder final : public RoleFinder {
   }
 
   FoundRole find(const TensorInfo& tensor) override {
-    if (tensor.shape.size() < 2) return {Role::other, tensor.name, "not a matrix", {}};
+    const bool is_matrix = tensor.shape.size() > 1;
+    if (!is_matrix && !table_.keeps_fp32()) return {Role::other, tensor.name, "not a matrix", {}};
     const Destination to = table_.destination(tensor.name, rules_);
+    FoundRole found = is_matrix ? find(tensor, to) : FoundRole{Role::other, tensor.name, "not a matrix", {}};
+    found.kept_in_fp32 = table_.kept_in_fp32(to.parameter);
+    return found;
+  }
+
+ private:
+  FoundRole find(const TensorInfo& tensor, const Destination& to) {
     const Name name = cut_name(to.parameter);
     const Entry* entry = table_.entry(name, largest_[name.key]);
     if (!to.merged && entry == nullptr) return unknown_role(tensor, to, table_, rules_);
@@ -454,7 +483,6 @@ class TableRoleFinder final : public RoleFinder {
     return found;
   }
 
- private:
   Architecture table_;
   bool tied_;
   LoadingRules rules_;

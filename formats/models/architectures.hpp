@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -34,13 +35,23 @@ struct LoadingRules {
   bool replaces_every_linear = false;
 };
 
+/// In which models transformers keeps a plain weight in fp32. It casts it, unless the file has codes of other layers.
+enum class KeptInFp32 : std::uint8_t { never, in_fp16, in_16_bits };
+
 /// The role of one stored tensor, and its module.
 struct FoundRole {
   Role role = Role::unknown;
   std::string module;              ///< its module in the model (stored names may differ); else the parameter's name
   std::string why;                 ///< for people
   std::vector<std::string> keeps;  ///< layers that stay plain if this tensor does, and that loading would replace
+  KeptInFp32 kept_in_fp32 = KeptInFp32::never;
 };
+
+/// Whether a weight that is stored in this type would be loaded as fp32.
+[[nodiscard]] inline bool is_kept_in_fp32(const FoundRole& found, DType dtype) {
+  return (dtype == DType::f16 && found.kept_in_fp32 != KeptInFp32::never) ||
+         (dtype == DType::bf16 && found.kept_in_fp32 == KeptInFp32::in_16_bits);
+}
 
 /// Finds the roles of one model's tensors, one at a time: those of 100,000 would take 30 MB.
 class RoleFinder {

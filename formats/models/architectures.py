@@ -23,6 +23,9 @@ A class that puts a model of any kind into itself, such as the language model of
 default has there, and whether the last parameter of the whole is in it. The lines of the auto classes say which class
 they make of which model_type.
 
+"fp32" and "fp32_strict" are expressions that find the parameters which loading keeps in fp32: in a model of fp16, and in
+one of any 16-bit type.
+
 A pattern is a name with numbers between dots written as `*`. `$` stands for the largest number that the file holds
 there, for roles that only the last layer has, and a number for itself, where the number decides the role.
 """
@@ -729,6 +732,9 @@ def line_of(cls, config_class, complain, names_out):
     entry["prefix"] = model.base_model_prefix
     if any(type(m).__name__ in MODULES_TO_PATCH_FOR_QUANTIZATION for m in model.modules()):
         entry["blocker"] = "transformers splits the fused experts of this model when it loads quantized weights"
+    for key, patterns in (("fp32", model._keep_in_fp32_modules), ("fp32_strict", model._keep_in_fp32_modules_strict)):
+        if patterns:
+            entry[key] = sorted(patterns)
     renames, merges = rules_of(model, complain)
 
     if names_out is not None:
@@ -845,7 +851,7 @@ def shared(lines):
                     best = (size, root, at, own, without)
         _, root, at, own, without = best
         line = {"architecture": name, "prefix": entry["prefix"]}
-        line |= {key: entry[key] for key in ("blocker", "parts") if key in entry}
+        line |= {key: entry[key] for key in ("blocker", "fp32", "fp32_strict", "parts") if key in entry}
         if root and best[0] < 0.8 * len(compact(unflat(groups))):
             line["base"] = root
             line |= {"at": at} if at else {}

@@ -28,6 +28,7 @@ enum class DecidedBy : std::uint8_t {
   all_layers,  ///< Recipe::default_skips is off
   rule,
   skip,
+  loader,     ///< transformers would keep it in fp32, if it cast the plain weights of a quantized model
   nonfinite,  ///< Recipe::nonfinite, because of values found in the weights
 };
 

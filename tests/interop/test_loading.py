@@ -13,6 +13,7 @@ import pytest
 import stored
 import torch
 import transformers
+from architectures import CASES, EXPERTS
 from loading import BITSANDBYTES, first_output, load, quantization_config, quantize_on_the_fly, quantized_modules, raw
 from models import DTYPES, edit_config, save_llama, tokens
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
@@ -131,6 +132,28 @@ def test_compute_dtype(nibble, llama):
     assert quantization_config(directory)["bnb_4bit_compute_dtype"] == "float16"
     model = load(directory)
     assert model.get_submodule(min(LINEAR)).compute_dtype == torch.float16
+
+
+# transformers keeps some weights of a 16-bit model in fp32, but not those of a quantized one that it finds in 16 bits.
+@pytest.mark.parametrize("to", BITSANDBYTES)
+@pytest.mark.parametrize("case", [
+    ("T5ForConditionalGeneration", {}, torch.float16),
+    ("Ernie4_5_MoeForCausalLM", EXPERTS | dict(moe_num_experts=4, moe_k=2, moe_num_shared_experts=1), torch.bfloat16),
+], ids=lambda case: case[0])  # fmt: skip
+def test_types_are_those_of_a_model_quantized_while_it_is_loaded(nibble, tmp_path, case, to):
+    name, options, dtype = case
+    cls = getattr(transformers, name)
+    model = cls(cls.config_class(**(options or CASES[name].config))).to(dtype)
+    model.save_pretrained(tmp_path / "model")
+    directory = nibble.convert(tmp_path / "model", to, *(["--no-double-quant"] if to == "nf4" else []))
+    ours = load(directory, cls)
+    theirs = quantize_on_the_fly(tmp_path / "model", quantization_config(directory), cls, dtype="auto")
+    expected = theirs.state_dict()
+    found = ours.state_dict()
+    assert found.keys() == expected.keys()
+    assert {key: value.dtype for key, value in found.items()} == {key: value.dtype for key, value in expected.items()}
+    assert torch.float32 in {value.dtype for key, value in found.items() if key.endswith((".wo.weight", ".gate.weight"))}
+    assert not [key for key, value in found.items() if not torch.equal(raw(value), raw(expected[key]))]
 
 
 @pytest.mark.parametrize("blocksize", [32, 128, 4096])

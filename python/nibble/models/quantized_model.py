@@ -153,8 +153,9 @@ class QuantizedModel:
         """A weight that is tied to a quantized one is that one."""
         ties = getattr(self._model, "all_tied_weights_keys", None) or {}
         if not ties and getattr(self._model.config, "tie_word_embeddings", False):
-            head, embeddings = self._model.get_output_embeddings(), self._model.get_input_embeddings()
-            if head is not None:
+            head = self._model.get_output_embeddings()
+            if head is not None:  # else the model may have no embeddings to ask for
+                embeddings = self._model.get_input_embeddings()
                 ties = {f"{self._name_of(head)}.weight": f"{self._name_of(embeddings)}.weight"}
         for target, source in list(ties.items()):
             place = tuple(source.rpartition(".")[::2])

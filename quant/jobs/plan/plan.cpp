@@ -204,12 +204,24 @@ class Planner {
     }
     // There is nothing to encode, and experts that are cut one by one or codes in bytes would not keep the shape.
     if (tensor.elements() == 0 && codec_of(choice.codec).quantizes()) choice = {CodecSpec(), "has no elements"};
+    if (choice.codec.keeps() && choice.decided_by != DecidedBy::rule && is_kept_in_fp32(found, type) &&
+        leaves_plain_types()) {
+      type = DType::f32;
+      choice.reason += "; stored as fp32, in which transformers keeps it";
+      choice.decided_by = DecidedBy::loader;
+    }
     if (choice.codec.keeps() && type != tensor.dtype)
       choice = {cast_codec(type), std::move(choice.reason), choice.decided_by};
     // A quantized model has no F64: transformers would run its layers in that type.
     if (choice.codec.keeps() && tensor.dtype == DType::f64 && codec_of(plan_.recipe.to).quantizes())
       choice = {cast_codec(DType::f32), choice.reason + "; F64 is cast", choice.decided_by};
     return choice;
+  }
+
+  // Whether what transformers loads plain is of the type in which it is stored.
+  [[nodiscard]] bool leaves_plain_types() const {
+    const Codec& codec = codec_of(plan_.recipe.to);
+    return codec.quantizes() && scheme_of(codec).leaves_plain_types();
   }
 
   // A tensor of the input as a tensor of the model.
@@ -355,7 +367,7 @@ class Planner {
 
   // A model in bf16 with norms in fp32 runs when transformers has cast them, and may fail where it does not.
   void warn_of_mixed_types() {
-    if (plan_.nibble_only || !scheme_of(codec_of(plan_.recipe.to)).leaves_plain_types()) return;
+    if (plan_.nibble_only || !leaves_plain_types()) return;
     std::string first;
     std::size_t count = 0;
     for (const PlannedTensor& tensor : plan_.tensors) {

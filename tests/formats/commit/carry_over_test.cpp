@@ -39,13 +39,14 @@ class CarryOverTest : public testing::Test {
 };
 
 TEST_F(CarryOverTest, WeightsThatWereNotConvertedAreListed) {
-  for (const char* const name : {"model.safetensors", "pytorch_model.bin", "x.pt", "x.gguf", "onnx/model.onnx",
-                                 "onnx/model.onnx_data", "consolidated.safetensors", "tokenizer.json", "config.json"})
+  for (const char* const name :
+       {"model.safetensors", "pytorch_model.bin", "x.pt", "x.gguf", "onnx/model.onnx", "onnx/model.onnx_data",
+        "consolidated.safetensors", "tokenizer.json", "config.json", "spk_dict.pt"})
     write(name);
   EXPECT_THAT(measured().left_out().weights,
               ElementsAre("consolidated.safetensors", "onnx/model.onnx", "onnx/model.onnx_data", "pytorch_model.bin",
                           "x.gguf", "x.pt"));
-  EXPECT_EQ(bytes_, 4U);
+  EXPECT_EQ(bytes_, 8U);
 }
 
 // With it, transformers would load the adapter's base. In folders, nobody looks for one.

@@ -127,6 +127,13 @@ TEST(ArchitectureLine, PartsAreLoadedByTheirOwnRules) {
             "backbone.swin.encoder.layers.0.blocks.0.attention.q_proj");
 }
 
+TEST(ArchitectureLine, HasWhatItsPartsKeepInFp32) {
+  const std::string blip = "InstructBlipForConditionalGeneration";
+  EXPECT_THAT(find_architecture_line({blip, {{"text_config", "t5"}}})->fp32, Contains("wo"));
+  EXPECT_THAT(find_architecture_line({blip})->fp32, Not(Contains("wo")));
+  EXPECT_THAT(find_architecture_line({blip, {{"text_config", "ernie4_5_moe"}}})->fp32_strict, Contains("gate.weight"));
+}
+
 // Those of a part that is not there would rename tensors of the one that is.
 TEST(ArchitectureLine, RulesOfAReplacedPartAreGone) {
   const auto scopes = [](const Types& types) {

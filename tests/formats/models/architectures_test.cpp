@@ -214,6 +214,31 @@ TEST(Architectures, CompanionsHaveToFollowARenamedWeight) {
   EXPECT_EQ(role({".SCB"}, /*of_module=*/true), Role::other);
 }
 
+// T5 keeps the second layer of its MLPs in fp32 where a model is cast to fp16, Ernie its routers in any 16-bit model.
+TEST(Architectures, SaysWhatLoadingKeepsInFp32) {
+  const auto kept = [](const char* architecture, const char* name, Shape shape) {
+    const TensorInfo tensor{name, DType::f16, std::move(shape)};
+    const TensorList tensors{std::span(&tensor, 1)};
+    return make_role_finder({architecture}, tensors, false)->find(tensor);
+  };
+  const char* const t5 = "T5ForConditionalGeneration";
+  const FoundRole wo = kept(t5, "encoder.block.1.layer.1.DenseReluDense.wo.weight", {64, 64});
+  EXPECT_EQ(wo.kept_in_fp32, KeptInFp32::in_fp16);
+  EXPECT_TRUE(is_kept_in_fp32(wo, DType::f16));
+  for (const DType other : {DType::bf16, DType::f32, DType::i64}) EXPECT_FALSE(is_kept_in_fp32(wo, other));
+  EXPECT_EQ(kept(t5, "encoder.block.1.layer.1.DenseReluDense.wi.weight", {64, 64}).kept_in_fp32, KeptInFp32::never);
+  const FoundRole gate = kept("Ernie4_5_MoeForCausalLM", "model.layers.1.mlp.gate.weight", {64, 64});
+  EXPECT_EQ(gate.kept_in_fp32, KeptInFp32::in_16_bits);
+  EXPECT_TRUE(is_kept_in_fp32(gate, DType::f16) && is_kept_in_fp32(gate, DType::bf16));
+  EXPECT_FALSE(is_kept_in_fp32(gate, DType::f32));
+  // Vectors, too. What is no weight is cast when it is loaded.
+  const FoundRole norm = kept("GptOssForCausalLM", "model.layers.1.input_layernorm.weight", {64});
+  EXPECT_EQ(norm.kept_in_fp32, KeptInFp32::in_fp16);
+  EXPECT_EQ(norm.role, Role::other);
+  EXPECT_EQ(kept("Blip2ForConditionalGeneration", "query_tokens", {1, 64, 64}).kept_in_fp32, KeptInFp32::never);
+  EXPECT_EQ(kept("Blip2ForConditionalGeneration", "qformer.layernorm.weight", {64}).kept_in_fp32, KeptInFp32::in_fp16);
+}
+
 // PI0's renames take the names of its modules for older ones. transformers then falls back to the name in the file, but
 // not for the tensors beside a weight.
 TEST(Architectures, CompanionsHaveToKeepTheNamesOfAWeightThatDoes) {

@@ -291,6 +291,18 @@ def test_other_kinds_of_models(tmp_path, kind, config):
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3)
 
 
+# CLIPModel has no embeddings that it could name, so that asking for them raises.
+def test_a_model_without_embeddings_to_tie(tmp_path):
+    sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4)
+    config = transformers.CLIPConfig(
+        text_config=sizes | dict(vocab_size=128, eos_token_id=2), vision_config=sizes | dict(image_size=32, patch_size=8),
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    transformers.CLIPModel(config).save_pretrained(tmp_path / "plain")
+    model = nibble.load(convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4"))
+    assert any(isinstance(module, Linear4bit) for module in model.modules())
+
+
 # For InternLM3, transformers itself writes LlamaForCausalLM into config.json.
 @pytest.mark.skipif(transformers.__version__ < "5", reason="transformers 4 has no InternLM3")
 def test_a_model_of_another_type_that_transformers_names(tmp_path):

@@ -335,6 +335,38 @@ TEST(Plan, WeightsOfAnotherTypeThanTheModelAreSaid) {
   }
 }
 
+// It would cast these weights of a plain model itself. The type of the model is that of the others.
+TEST(Plan, WhatTransformersKeepsInFp32IsStoredSo) {
+  const std::string wo = "encoder.block.0.layer.1.DenseReluDense.wo.weight";
+  const auto planned = [&](DType dtype, const Recipe& recipe) {
+    MemoryReader in;
+    in.set_architecture("T5ForConditionalGeneration", false);
+    in.add_normal("encoder.block.0.layer.0.SelfAttention.q.weight", dtype, {64, 64});
+    in.add_normal(wo, dtype, {64, 640});
+    in.add_normal("shared.weight", dtype, {64, 64});
+    return make_plan(in, recipe);
+  };
+  const Plan plan = planned(DType::f16, nf4());
+  EXPECT_EQ(plan.tensors[1].codec.text(), "fp32");
+  EXPECT_EQ(plan.tensors[1].decided_by, DecidedBy::loader);
+  EXPECT_EQ(plan.tensors[1].reason, "kept in fp32; stored as fp32, in which transformers keeps it");
+  EXPECT_TRUE(plan.tensors[2].codec.keeps());
+  EXPECT_EQ(plan.dtype, DType::f16);
+  EXPECT_THAT(remedies(plan.warnings), testing::Not(Contains(Remedy::Kind::plain_types)));
+  EXPECT_TRUE(planned(DType::bf16, nf4()).tensors[1].codec.keeps());
+  EXPECT_TRUE(planned(DType::f32, nf4()).tensors[1].codec.keeps());
+  Recipe rule = nf4();
+  rule.rules = {{".*wo.*", "keep"}};
+  EXPECT_TRUE(planned(DType::f16, rule).tensors[1].codec.keeps());
+  rule.rules = {{".*wo.*", "fp16"}};
+  EXPECT_EQ(planned(DType::f16, rule).tensors[1].codec.text(), "fp16");
+  for (const char* const to : {"bf16", "fp8"}) {
+    Recipe other;
+    other.to = to;
+    EXPECT_NE(planned(DType::f16, other).tensors[1].codec.text(), "fp32") << to;
+  }
+}
+
 // No figure of what is not there, and none that says 0 of what is.
 TEST(Plan, SharesAreNeverNought) {
   MemoryReader in;
