@@ -121,13 +121,21 @@ std::vector<NameRule> rules_of(const Json& line, const char* key) {
   return result;
 }
 
+// The parameters that the line of a class, or its entry of a part, keeps in fp32.
+void add_fp32(ArchitectureLine& line, const Json& from) {
+  const auto add = [&](const char* key, std::vector<std::string>& to) {
+    for (const Json& pattern : from.value(key, Json::array())) to.push_back(pattern.get<std::string>());
+  };
+  add("fp32", line.fp32);
+  add("fp32_strict", line.fp32_strict);
+}
+
 // The line of a class with its default parts.
 ArchitectureLine with_default_parts(const Json& json) {
   ArchitectureLine line;
   line.prefix = json.value("prefix", "");
   line.blocker = json.value("blocker", "");
-  line.fp32 = json.value("fp32", std::vector<std::string>());
-  line.fp32_strict = json.value("fp32_strict", std::vector<std::string>());
+  add_fp32(line, json);
   add_patterns(line, json, "", {});
   if (const auto base = json.find("base"); base != json.end()) {
     const auto without = json.value("without", std::vector<std::string>());
@@ -141,9 +149,11 @@ ArchitectureLine with_default_parts(const Json& json) {
   return line;
 }
 
-// What the first of these auto classes that knows a model_type makes of it: the name of a class.
-std::optional<std::string> class_made(const Json& autos, const std::string& model_type) {
-  for (const Json& name : autos) {
+// The class that a part of this model_type is of. Nothing if no auto class knows the type.
+std::optional<std::string> class_made(const Json& part, const std::string& model_type) {
+  const Json made = part.value("made", Json::object());
+  if (const auto found = made.find(model_type); found != made.end()) return found->get<std::string>();
+  for (const Json& name : part.at("auto")) {
     const Json line = referred(find_json("auto", name.get<std::string>()), name);
     if (const auto found = line.at("classes").find(model_type); found != line.at("classes").end())
       return found->get<std::string>();
@@ -200,20 +210,24 @@ std::map<std::string, std::string> types_below(const std::map<std::string, std::
   return result;
 }
 
-// Puts in the parts that config.json names where the class has others by default. The outermost come first.
+// Puts in the parts that config.json names where the class has others by default. The outermost come first. A type that
+// no auto class knows is most often an old name of the default one's.
 void settle_parts(ArchitectureLine& line, const Json& parts, const std::map<std::string, std::string>& types) {
   std::vector<std::string> settled;
   for (const Json& part : parts) {
     const auto at = part.at("at").get<std::string>(), path = part.at("config").get<std::string>();
+    if (std::ranges::any_of(settled, [&](const auto& outer) { return is_below(at, outer); })) continue;
     const auto type = types.find(path);
-    if (type == types.end() || std::ranges::any_of(settled, [&](const auto& outer) { return is_below(at, outer); }))
+    const auto made = type == types.end() ? std::nullopt : class_made(part, type->second);
+    const bool is_default = made == part.at("class").get<std::string>();
+    if (type != types.end() && !is_default) line.has_other_parts = true;
+    if (!made || is_default) {
+      add_fp32(line, part);
       continue;
-    const std::optional<std::string> made = class_made(part.at("auto"), type->second);
-    if (made == part.at("class").get<std::string>()) continue;
+    }
     remove(line, at);
     settled.push_back(at);
-    line.has_other_parts = true;
-    if (auto found = made ? find_architecture_line({*made, types_below(types, path)}) : std::nullopt)
+    if (auto found = find_architecture_line({*made, types_below(types, path)}))
       insert(line, *std::move(found), at, part.value("last", false));
   }
 }

@@ -10,8 +10,9 @@
 #include "nibble/checkpoint.hpp"
 #include "nibble/role.hpp"
 
-/// What architectures.jsonl, beside this file, says of a model. The line of its class is put together here from the
-/// lines that it refers to, and, where config.json names other parts than the class has by default, from theirs.
+/// What architectures.jsonl, beside this file, says of a model. The line of its class is put together here: from the
+/// lines that it refers to, and from the lines of its parts where config.json names others than the class has by
+/// default.
 namespace nibble {
 
 /// The table, as cmake/embed.cmake compiles it in: JSON lines, the first of which names its version.
@@ -62,7 +63,7 @@ struct ArchitectureLine {
   std::vector<NameRule> renames, merges;          ///< in the order in which loading applies them
   std::vector<std::string> fp32;         ///< expressions that find the parameters kept in fp32 in a model of fp16
   std::vector<std::string> fp32_strict;  ///< the same, in a model of fp16 or bf16
-  bool has_other_parts = false;          ///< than the class has by default
+  bool has_other_parts = false;          ///< than the class has by default, or of unknown types
 };
 
 /// Nothing if the table lacks the class.

@@ -154,7 +154,7 @@ class Architecture {
 
   [[nodiscard]] const std::vector<Entry>& entries() const noexcept { return entries_; }
 
-  // Loading casts all others to the types that it gives them, whatever the rest of the model is.
+  // Of parameters whose names do not end in "weight", loading casts those of a quantized directory, too.
   [[nodiscard]] KeptInFp32 kept_in_fp32(const std::string& parameter) const {
     if (!parameter.ends_with("weight")) return KeptInFp32::never;
     const auto finds = [&](const std::unique_ptr<const RE2>& regex) {

@@ -35,7 +35,8 @@ struct LoadingRules {
   bool replaces_every_linear = false;
 };
 
-/// In which models transformers keeps a plain weight in fp32. It casts it, unless the file has codes of other layers.
+/// In which models transformers keeps a plain weight in fp32. When it loads a plain directory, it casts such a weight
+/// to fp32 itself. In a quantized one it leaves the type in which the weight is stored.
 enum class KeptInFp32 : std::uint8_t { never, in_fp16, in_16_bits };
 
 /// The role of one stored tensor, and its module.
@@ -80,8 +81,8 @@ class RoleFinder {
 /// Whether transformers makes several parameters of one stored tensor when it loads this architecture.
 [[nodiscard]] bool splits_tensors(const ModelClass& model);
 
-/// Whether config.json names other parts than its class has by default. The table then says what transformers could
-/// replace, but not which of these layers it would leave plain if nothing tells it.
+/// Whether config.json names other parts than its class has by default, or unknown ones. The table then says what
+/// transformers could replace, but not which of these layers it would leave plain if nothing tells it.
 [[nodiscard]] bool has_other_parts(const ModelClass& model);
 
 /// A module that transformers leaves plain by default, whether the file has it or not.

@@ -8,23 +8,22 @@
 What it says is checked against transformers in tests/interop/test_architectures.py.
 
 Every class is built from its default configuration on the meta device (no memory, no weights), then again with each
-boolean option that its constructor reads flipped, with each that is None, 0 or empty given a value, with each part
-that is absent by default, and, for each kind of layer that its code names and its default lacks, with every second
-layer of that kind. A build that has modules which
-none had before is repeated with tie_word_embeddings both ways. Each build is put through transformers' own rule for
-bitsandbytes: get_modules_to_not_convert, then should_convert_module and the exact type of the module. The union of the
-builds is the table; the first build wins where two contradict, and stderr says so, as it does of a build that fails.
-The output depends on nothing but the version of transformers.
+boolean option that its constructor reads flipped, with each that is None, 0 or empty given a value, with each part that
+is absent by default, and, for each kind of layer that its code names and its default lacks, with every second layer of
+that kind. A build that has modules which none had before is repeated with tie_word_embeddings both ways. Each build is
+put through transformers' own rule for bitsandbytes: get_modules_to_not_convert, then should_convert_module and the
+exact type of the module. The union of the builds is the table; the first build wins where two contradict, and stderr
+says so, as it does of a build that fails. The output depends on nothing but the version of transformers.
 
 One file, because it is one run: build, rename, generalize and group hand their tables on and serve nothing else.
 
-A class that puts a model of any kind into itself, such as the language model of a LLaVA, has that in "parts": the module
-("at"), the part of config.json that decides ("config"), the auto classes that are asked in turn, the class that the
-default has there, and whether the last parameter of the whole is in it. The lines of the auto classes say which class
-they make of which model_type.
+A class that puts a model of any kind into itself, such as the language model of a LLaVA, has that in "parts": the
+module ("at"), the part of config.json that decides ("config"), the auto classes that are asked in turn, the class
+that the default has there, types of which another class is made ("made"), and whether the last parameter of the whole
+is in it. The lines of the auto classes say which class they make of which model_type.
 
-"fp32" and "fp32_strict" are expressions that find the parameters which loading keeps in fp32: in a model of fp16, and in
-one of any 16-bit type.
+"fp32" and "fp32_strict" are expressions that find the parameters which loading keeps in fp32: in a model of fp16, and
+in one of any 16-bit type. A part has its own.
 
 A pattern is a name with numbers between dots written as `*`. `$` stands for the largest number that the file holds
 there, for roles that only the last layer has, and a number for itself, where the number decides the role.
@@ -112,14 +111,16 @@ TOGETHER = [
 # Options that name the kind of each layer, and the kinds there are.
 LAYER_KINDS = {"layer_types": ALLOWED_ATTN_LAYER_TYPES, "mlp_layer_types": ALLOWED_MLP_LAYER_TYPES}
 
-# Where no default of the configuration makes the class: most are put together from any two models.
+# Where no default of the configuration makes the class: most are put together from any two models. Between an encoder
+# and a decoder of another width, there is a projection.
+WIDER = {"hidden_size": 1024, "num_attention_heads": 16}
 DEFAULTS = {
     "EncoderDecoderModel": lambda: transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
-        transformers.BertConfig(), transformers.BertConfig()),
+        transformers.BertConfig(**WIDER), transformers.BertConfig()),
     "SpeechEncoderDecoderModel": lambda: transformers.SpeechEncoderDecoderConfig.from_encoder_decoder_configs(
-        transformers.Wav2Vec2Config(), transformers.BertConfig()),
+        transformers.Wav2Vec2Config(**WIDER), transformers.BertConfig()),
     "VisionEncoderDecoderModel": lambda: transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
-        transformers.ViTConfig(), transformers.BertConfig()),
+        transformers.ViTConfig(**WIDER), transformers.BertConfig()),
     "VisionTextDualEncoderModel": lambda: transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
         transformers.ViTConfig(), transformers.BertConfig()),
     "EsmForProteinFolding": lambda: transformers.EsmConfig(is_folding_model=True, vocab_size=33, pad_token_id=1),
@@ -348,8 +349,80 @@ def parts_of(model, complain):
         if path is None:
             complain(f"{at}, made by {auto}: no part of the configuration is its own")
             continue
-        parts[at] = (path, auto, type(part).__name__, last.startswith(at + "."))
+        # MaskFormer makes a model of its own of a Swin: what its file says is swin, whose names it takes its own for.
+        made = classes_by_type(auto).get(config.model_type, type(part).__name__)
+        parts[at] = (path, auto, made, last.startswith(at + "."))
     return parts
+
+
+def owner_of(config, path):
+    """(the class of the configuration that holds the part at a path, the part's key in it)."""
+    *above, name = path.split(".")
+    for key in above:
+        config = getattr(config, key)
+    return type(config), name
+
+
+def is_always_of_one_class(config, path):
+    """Whether a part is of the same class whatever its model_type says: released files have types that never were."""
+    owner, name = owner_of(config, path)
+    spec = owner.sub_configs_defaults.get(name)
+    kind = getattr(spec, "config_class", spec)
+    return name != "backbone_config" and isinstance(kind, type) and issubclass(kind, PreTrainedConfig)
+
+
+@functools.cache
+def rewritten_types(owner, name, autos):
+    """{model_type: class} where a configuration does not take a part's model_type for what the auto classes would."""
+    found = {}
+    bases = [base for base in owner.__mro__ if base.__module__.startswith("transformers.models.")]
+    code = [vars(base)["__post_init__"] for base in bases if "__post_init__" in vars(base)]
+    if not any("model_type" in inspect.getsource(function) for function in code):
+        return found  # the rest would take half a minute to find that out
+    mappings = [auto_classes()[auto]._model_mapping for auto in autos]
+    for kind in {kind for auto in autos for kind in classes_by_type(auto)}:
+        try:
+            part = getattr(owner(**{name: {"model_type": kind}}), name)
+            made = next(mapping[type(part)] for mapping in mappings if type(part) in mapping)
+        except Exception:  # not every model can be a part of every other one
+            continue
+        made = (made[0] if isinstance(made, (tuple, list)) else made).__name__
+        if made != next(classes_by_type(auto)[kind] for auto in autos if kind in classes_by_type(auto)):
+            found[kind] = made
+    return found
+
+
+def kept_in_fp32(model, at, inner):
+    """{"fp32": ..., "fp32_strict": ...} of the modules at and below one, but for those at and below others."""
+    found = {}
+    for key, attribute in (("fp32", "_keep_in_fp32_modules"), ("fp32_strict", "_keep_in_fp32_modules_strict")):
+        patterns = set()
+        for name, module in model.named_modules():
+            path = name + "."
+            is_own = (not at or path.startswith(at + ".")) and not any(path.startswith(other + ".") for other in inner)
+            if is_own and isinstance(module, PreTrainedModel):
+                patterns |= set(getattr(type(module), attribute) or [])
+        if patterns:
+            found[key] = sorted(patterns)
+    return found
+
+
+def parts_of_line(cls, config, model, parts):
+    """The parts as a line has them, the outermost first."""
+    parts = {at: part for at, part in parts.items() if not is_always_of_one_class(config, part[0])}
+    others = other_autos(cls, config, parts)
+    lines = []
+    for at, (path, auto, made, last) in sorted(parts.items(), key=lambda part: (part[0].count("."), part[0])):
+        autos = (auto, *others.get(at, []))
+        types = rewritten_types(*owner_of(config, path), autos)
+        if len(types) > 20 and set(types.values()) == {made}:
+            continue  # whatever is said, it is this one
+        line = {"at": at, "config": path, "auto": list(autos), "class": made}
+        line |= {"made": types} if types else {}
+        line |= {"last": True} if last else {}
+        inner = [other for other in parts if other.startswith(at + ".")]
+        lines.append(line | kept_in_fp32(model, at, inner))
+    return lines
 
 
 def repaired(cls, config):
@@ -732,9 +805,6 @@ def line_of(cls, config_class, complain, names_out):
     entry["prefix"] = model.base_model_prefix
     if any(type(m).__name__ in MODULES_TO_PATCH_FOR_QUANTIZATION for m in model.modules()):
         entry["blocker"] = "transformers splits the fused experts of this model when it loads quantized weights"
-    for key, patterns in (("fp32", model._keep_in_fp32_modules), ("fp32_strict", model._keep_in_fp32_modules_strict)):
-        if patterns:
-            entry[key] = sorted(patterns)
     renames, merges = rules_of(model, complain)
 
     if names_out is not None:
@@ -758,13 +828,9 @@ def line_of(cls, config_class, complain, names_out):
             names_out[1].append([name, role[0], module if not converted else "", linear if converted else []])
 
     table, tied_only, parts = table_of(cls, config, model, reads, complain)
-    if parts:
-        others = other_autos(cls, config, parts)
-        entry["parts"] = [
-            {"at": at, "config": path, "auto": [auto, *others.get(at, [])], "class": made}
-            | ({"last": True} if last else {})
-            for at, (path, auto, made, last) in sorted(parts.items(), key=lambda part: (part[0].count("."), part[0]))
-        ]
+    if parts := parts_of_line(cls, config, model, parts):
+        entry["parts"] = parts
+    entry |= kept_in_fp32(model, "", [part["at"] for part in parts])
 
     lists = {}
     for entries in table.values():

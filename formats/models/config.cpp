@@ -261,15 +261,17 @@ std::string find_dtype_name(const Object& config, int levels = 3) {
 // The model types of the parts of an object, whatever their keys are.
 void find_part_types(std::string_view object, std::string_view label, const std::string& path,
                      std::map<std::string, std::string>& types, int levels = 3) {
-  constexpr std::size_t max_parts = 100;  // thinker, talker and their towers are seven
+  constexpr std::size_t max_parts = 100;   // thinker, talker and their towers are seven
+  constexpr std::size_t max_length = 256;  // no type or path of transformers has more bytes
   for_each_member(object, label, [&](const Member& member) {
     const std::string_view value = object.substr(member.value_begin, member.value_end - member.value_begin);
     if (!value.starts_with('{')) return;
     const std::string part = path.empty() ? member.key : fmt::format("{}.{}", path, member.key);
-    if (std::string type = Object(value, label).string("model_type"); !type.empty()) {
-      types.insert_or_assign(part, std::move(type));
-      if (types.size() > max_parts) refuse(label, "has more than {} parts with a model_type", max_parts);
-    }
+    if (types.size() == max_parts || part.size() > max_length) return;
+    const Object inner(value, label);
+    const std::string_view type = inner.find("model_type");
+    if (type.starts_with('"') && type.size() <= max_length && type != "\"\"")
+      types.insert_or_assign(part, inner.string("model_type"));
     if (levels > 1) find_part_types(value, label, part, types, levels - 1);
   });
 }

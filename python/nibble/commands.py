@@ -103,8 +103,8 @@ class Job:
             finally:
                 ended.set()
 
-        # join() would not do: before Python 3.13, an interrupted one takes the thread for ended, and the next one returns
-        # while the command still runs.
+        # join() would not do: before Python 3.13, an interrupted one takes the thread for ended, and the next one
+        # returns while the command still runs.
         thread = threading.Thread(target=work, name="nibble")
         try:
             thread.start()

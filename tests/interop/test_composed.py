@@ -1,6 +1,8 @@
 """Models that are put together from others: config.json says which, and nibble takes the layers of each from the table.
 They are the layers that transformers quantizes by itself, and their tensors are the same."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -14,6 +16,7 @@ from loading import (
     quantized_modules,
     raw,
 )
+from models import edit_config
 
 
 T5 = dict(model_type="t5", vocab_size=128, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
@@ -51,6 +54,10 @@ CASES = {
     "ViT and GPT-2": (*with_decoder(transformers.GPT2Config(vocab_size=128, n_embd=64, n_layer=2, n_head=4,
                                                             n_positions=64, add_cross_attention=True)),
                       CAPTIONS),  # fmt: skip
+    # A projection between an encoder and a decoder of other widths.
+    "ViT and wider BERT": (*with_decoder(transformers.BertConfig(**TEXT | dict(hidden_size=128), is_decoder=True,
+                                                                 add_cross_attention=True)),
+                           CAPTIONS),  # fmt: skip
     "CLIP and RoBERTa": (transformers.VisionTextDualEncoderModel,
                          transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
                              transformers.CLIPVisionConfig(**IMAGE), transformers.RobertaConfig(**TEXT),
@@ -71,6 +78,17 @@ CASES = {
                                 **SWIN, out_features=["stage1", "stage2", "stage3", "stage4"]),
                             hidden_size=64, auxiliary_in_channels=256, pool_scales=[1, 2]),
                         {"pixel_values": (1, 3, 64, 64)}),  # fmt: skip
+    # A Swin of MaskFormer's own.
+    "MaskFormer of Swin": (transformers.MaskFormerForInstanceSegmentation,
+                           transformers.MaskFormerConfig(
+                               backbone_config=transformers.SwinConfig(
+                                   **SWIN, out_features=["stage1", "stage2", "stage3", "stage4"]),
+                               decoder_config=transformers.DetrConfig(
+                                   d_model=64, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=128,
+                                   decoder_ffn_dim=128, encoder_attention_heads=4, decoder_attention_heads=4,
+                                   num_queries=5),
+                               fpn_feature_size=64, mask_feature_size=64),
+                           None),  # fmt: skip
     # Layers that the default decoder lacks.
     "CLIP and Phi": (*llava(dict(model_type="phi"), dict(model_type="clip_vision_model")), TOKENS),
     "BLIP-2 with T5": (*blip(transformers.Blip2ForConditionalGeneration, T5), None),
@@ -100,7 +118,25 @@ def test_layers_are_those_of_the_parts(nibble, tmp_path, case, to):
     assert ours_state.keys() == theirs_state.keys()
     assert not [key for key, value in ours_state.items() if not torch.equal(raw(value), raw(theirs_state[key]))]
     if shapes is None:
-        return  # they take more than tokens and images
+        return  # they take more than tokens and images, or transformers fails
     a, b = (first_output(each, random_inputs(shapes)) for each in (ours, theirs))
     assert torch.isfinite(a).all()
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # convolutions may add in another order
+
+
+# Files on the hub say of a part that it is of the type of the whole. transformers does not look at it there.
+@pytest.mark.parametrize("to", BITSANDBYTES)
+def test_types_that_do_not_count(nibble, tmp_path, to):
+    cls = transformers.Qwen3VLForConditionalGeneration
+    config = transformers.Qwen3VLConfig(
+        text_config=TEXT | dict(head_dim=16, num_key_value_heads=2),
+        vision_config=dict(depth=2, hidden_size=64, intermediate_size=128, num_heads=4, out_hidden_size=64,
+                           deepstack_visual_indexes=[0]),
+    )  # fmt: skip
+    save_random(cls, config, tmp_path / "model")
+    saved = json.loads((tmp_path / "model/config.json").read_text())
+    edit_config(tmp_path / "model", vision_config=saved["vision_config"] | {"model_type": saved["model_type"]})
+    directory = nibble.convert(tmp_path / "model", to)
+    by_default = quantization_config(directory) | {"llm_int8_skip_modules": None}
+    theirs = quantize_on_the_fly(tmp_path / "model", by_default, cls)
+    assert quantized_modules(load(directory, cls)) == quantized_modules(theirs)

@@ -72,12 +72,49 @@ TEST(ArchitectureLine, AnotherPartTakesThePlaceOfTheDefault) {
   EXPECT_TRUE(has_other_parts({llava, {{"text_config", "phi"}}}));
 }
 
-// A tower of a class that the table lacks is unknown, and not what the default has in its place.
-TEST(ArchitectureLine, AnUnknownPartHasNoLayers) {
-  const std::vector<std::string> found = patterns("LlavaForConditionalGeneration", {{"vision_config", "unheard"}});
-  EXPECT_THAT(found, Each(Not(StartsWith("model.vision_tower"))));
-  EXPECT_THAT(found, Contains("model.language_model.layers.*.mlp.gate_proj"));
-  EXPECT_TRUE(has_other_parts({"LlavaForConditionalGeneration", {{"vision_config", "unheard"}}}));
+// Released files have types that never were, such as Kimi-K2.5's kimi_k2. What the file has of the default part's
+// layers is taken for them, and a list says which of them stay plain.
+TEST(ArchitectureLine, APartOfAnUnknownTypeIsTheDefault) {
+  const Types unheard{{"vision_config", "unheard"}};
+  EXPECT_EQ(patterns("LlavaForConditionalGeneration", unheard), patterns("LlavaForConditionalGeneration"));
+  EXPECT_TRUE(has_other_parts({"LlavaForConditionalGeneration", unheard}));
+}
+
+// The table has no line of timm's models. Their layers are not those of the default.
+TEST(ArchitectureLine, APartOfAClassWithoutALineHasNoLayers) {
+  const std::vector<std::string> found =
+      patterns("UperNetForSemanticSegmentation", {{"backbone_config", "timm_backbone"}});
+  EXPECT_THAT(found, Each(Not(StartsWith("backbone."))));
+  EXPECT_THAT(found, Contains("decode_head.classifier.weight"));
+}
+
+// Qwen3-VL's tower is of one class: what config.json says of its type does not count. Files on the hub say qwen3_vl,
+// the type of the whole.
+TEST(ArchitectureLine, SomePartsAreNotOfTheClassOfTheirType) {
+  EXPECT_FALSE(has_other_parts({"Qwen3VLForConditionalGeneration", {{"vision_config", "qwen3_vl"}}}));
+  EXPECT_FALSE(has_other_parts({"HyperCLOVAXVisionV2ForConditionalGeneration", {{"vision_config", "qwen2_5_vl"}}}));
+}
+
+// MaskFormer's own Swin has the names of Swin's files, so that the renames of Swin take the codes from their weights.
+// They apply only if config.json says swin, and not if it says maskformer-swin, as transformers writes.
+TEST(ArchitectureLine, RulesOfAPartAreThoseOfItsType) {
+  const std::string stored = "model.pixel_level_module.encoder.model.encoder.layers.0.blocks.0.attention.self.query";
+  const TensorInfo query{stored + ".weight", DType::bf16, {64, 64}};
+  const TensorList tensors{std::span(&query, 1)};
+  LoadingRules rules;
+  rules.companions = [](const std::string& weight) { return std::vector{weight + ".absmax"}; };
+  const auto role = [&](const char* type) {
+    const ModelClass model{"MaskFormerForInstanceSegmentation", {{"backbone_config", type}}};
+    return make_role_finder(model, tensors, false, rules)->find(query).role;
+  };
+  EXPECT_EQ(role("swin"), Role::other);
+  EXPECT_EQ(role("maskformer-swin"), Role::linear);
+}
+
+// There is one where they are of different widths.
+TEST(ArchitectureLine, HasTheProjectionBetweenEncoderAndDecoder) {
+  for (const char* name : {"EncoderDecoderModel", "SpeechEncoderDecoderModel", "VisionEncoderDecoderModel"})
+    EXPECT_EQ(why(name, {}, "enc_to_dec_proj"), Why::linear) << name;
 }
 
 // BLIP-2 asks a second auto class for a language model that is no decoder.
@@ -111,7 +148,7 @@ TEST(ArchitectureLine, OnlyTheLastParameterOfTheWholeIsKept) {
   ASSERT_EQ(why("EmbeddingGemma2TextModel", {}, "embedding_projection"), Why::last_parameter);
   const Types text{{"text_config", "embedding_gemma2_text"}};
   EXPECT_EQ(why("LlavaForConditionalGeneration", text, "model.language_model.embedding_projection"), Why::linear);
-  EXPECT_EQ(why("Gemma4Model", text, "language_model.embedding_projection"), Why::last_parameter);
+  EXPECT_EQ(why("HyperCLOVAXVisionV2Model", text, "language_model.embedding_projection"), Why::last_parameter);
 }
 
 // DINOv2's tensors have other names in files, wherever it is in a model.
@@ -132,6 +169,9 @@ TEST(ArchitectureLine, HasWhatItsPartsKeepInFp32) {
   EXPECT_THAT(find_architecture_line({blip, {{"text_config", "t5"}}})->fp32, Contains("wo"));
   EXPECT_THAT(find_architecture_line({blip})->fp32, Not(Contains("wo")));
   EXPECT_THAT(find_architecture_line({blip, {{"text_config", "ernie4_5_moe"}}})->fp32_strict, Contains("gate.weight"));
+  // a default part, and without it
+  EXPECT_THAT(find_architecture_line({"MusicgenForConditionalGeneration"})->fp32, Contains("wo"));
+  EXPECT_TRUE(find_architecture_line({"MusicgenForConditionalGeneration", {{"text_encoder", "bert"}}})->fp32.empty());
 }
 
 // Those of a part that is not there would rename tensors of the one that is.

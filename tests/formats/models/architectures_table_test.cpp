@@ -148,7 +148,8 @@ TEST(ArchitecturesTable, SaysOfEachPartWhatDecidesIt) {
     std::set<std::string> modules;
     for (const Json& part : line.value("parts", Json::array())) {
       SCOPED_TRACE(name + " " + part.dump());
-      EXPECT_EQ(unknown_keys(part, {"at", "config", "auto", "class", "last"}), std::vector<std::string>{});
+      EXPECT_EQ(unknown_keys(part, {"at", "config", "auto", "class", "made", "last", "fp32", "fp32_strict"}),
+                std::vector<std::string>{});
       const std::string at = part.at("at");
       EXPECT_FALSE(at.empty() || part.at("config").get<std::string>().empty());
       for (const std::string& other : modules) EXPECT_FALSE(other.starts_with(at + ".")) << other << " comes first";
@@ -158,6 +159,8 @@ TEST(ArchitecturesTable, SaysOfEachPartWhatDecidesIt) {
         ASSERT_TRUE(auto_classes().contains(autos));
         asked.insert(autos);
         for (const auto& [type, made] : auto_classes().at(autos)) is_made |= made == part.at("class");
+        for (const auto& [type, made] : part.value("made", std::map<std::string, std::string>()))
+          is_made |= made == part.at("class");
       }
       EXPECT_TRUE(is_made) << "its default would be taken for another class";
     }

@@ -295,7 +295,8 @@ def test_other_kinds_of_models(tmp_path, kind, config):
 def test_a_model_without_embeddings_to_tie(tmp_path):
     sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4)
     config = transformers.CLIPConfig(
-        text_config=sizes | dict(vocab_size=128, eos_token_id=2), vision_config=sizes | dict(image_size=32, patch_size=8),
+        text_config=sizes | dict(vocab_size=128, eos_token_id=2),
+        vision_config=sizes | dict(image_size=32, patch_size=8),
         tie_word_embeddings=True,
     )  # fmt: skip
     transformers.CLIPModel(config).save_pretrained(tmp_path / "plain")

@@ -335,7 +335,7 @@ TEST(Plan, WeightsOfAnotherTypeThanTheModelAreSaid) {
   }
 }
 
-// It would cast these weights of a plain model itself. The type of the model is that of the others.
+// transformers would cast these weights of a plain model itself. The type of the model is that of the others.
 TEST(Plan, WhatTransformersKeepsInFp32IsStoredSo) {
   const std::string wo = "encoder.block.0.layer.1.DenseReluDense.wo.weight";
   const auto planned = [&](DType dtype, const Recipe& recipe) {
