@@ -34,7 +34,7 @@ constexpr std::string_view bin_extension = ".bin";
 constexpr std::array<std::string_view, 10> foreign_weights{".pt",      ".pth", ".ckpt", ".gguf",      ".h5",
                                                            ".msgpack", ".ot",  ".onnx", ".onnx_data", ".tflite"};
 
-// A module of its own in spite of its name: Qwen2.5-Omni's voices, which its class loads from there.
+// No weights of the model, in spite of the extension: Qwen2.5-Omni loads its voices from this file.
 constexpr std::string_view voices = "spk_dict.pt";
 
 // A folder inside the model's may be a module of its own, with weights in our containers or in .bin files (the Dense

@@ -161,7 +161,7 @@ std::optional<std::string> class_made(const Json& part, const std::string& model
   return std::nullopt;
 }
 
-// The same path as the scope of a rule of this line has it.
+// A module as the scopes of this line's rules name it.
 std::string as_scope(const ArchitectureLine& line, const std::string& at) {
   if (line.prefix.empty() || !is_below(at, line.prefix)) return at;
   return at.size() == line.prefix.size() ? "" : at.substr(line.prefix.size() + 1);
@@ -211,7 +211,7 @@ std::map<std::string, std::string> types_below(const std::map<std::string, std::
 }
 
 // Puts in the parts that config.json names where the class has others by default. The outermost come first. A type that
-// no auto class knows is most often an old name of the default one's.
+// no auto class knows is most often another name of the default part's, which stays.
 void settle_parts(ArchitectureLine& line, const Json& parts, const std::map<std::string, std::string>& types) {
   std::vector<std::string> settled;
   for (const Json& part : parts) {

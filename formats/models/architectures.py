@@ -349,7 +349,8 @@ def parts_of(model, complain):
         if path is None:
             complain(f"{at}, made by {auto}: no part of the configuration is its own")
             continue
-        # MaskFormer makes a model of its own of a Swin: what its file says is swin, whose names it takes its own for.
+        # The class of the type that config.json has: MaskFormer replaces a Swin by a model of its own, but renames
+        # tensors as for a Swin.
         made = classes_by_type(auto).get(config.model_type, type(part).__name__)
         parts[at] = (path, auto, made, last.startswith(at + "."))
     return parts
@@ -373,14 +374,14 @@ def is_always_of_one_class(config, path):
 
 @functools.cache
 def rewritten_types(owner, name, autos):
-    """{model_type: class} where a configuration does not take a part's model_type for what the auto classes would."""
+    """{model_type: class} of the types for which a configuration makes a part of another class than the auto classes."""
     found = {}
     bases = [base for base in owner.__mro__ if base.__module__.startswith("transformers.models.")]
     code = [vars(base)["__post_init__"] for base in bases if "__post_init__" in vars(base)]
     if not any("model_type" in inspect.getsource(function) for function in code):
         return found  # the rest would take half a minute to find that out
     mappings = [auto_classes()[auto]._model_mapping for auto in autos]
-    for kind in {kind for auto in autos for kind in classes_by_type(auto)}:
+    for kind in sorted({kind for auto in autos for kind in classes_by_type(auto)}):
         try:
             part = getattr(owner(**{name: {"model_type": kind}}), name)
             made = next(mapping[type(part)] for mapping in mappings if type(part) in mapping)

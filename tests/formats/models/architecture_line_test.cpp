@@ -174,6 +174,24 @@ TEST(ArchitectureLine, HasWhatItsPartsKeepInFp32) {
   EXPECT_TRUE(find_architecture_line({"MusicgenForConditionalGeneration", {{"text_encoder", "bert"}}})->fp32.empty());
 }
 
+TEST(ArchitectureLine, TiedWeightsAreThoseOfTheParts) {
+  const auto tied = [](const char* type) {
+    std::vector<std::string> result;
+    const auto line = find_architecture_line({"InstructBlipForConditionalGeneration", {{"text_config", type}}});
+    for (const auto& [pattern, why] : line->tied) result.push_back(pattern);
+    return result;
+  };
+  EXPECT_THAT(tied("opt"), Contains("language_model.lm_head"));  // the default
+  EXPECT_THAT(tied("biogpt"), Contains("language_model.output_projection"));
+  EXPECT_THAT(tied("biogpt"), Not(Contains("language_model.lm_head")));
+}
+
+TEST(ArchitectureLine, WhatAPartCannotDoTheWholeCannotEither) {
+  const std::string llava = "LlavaForConditionalGeneration";
+  EXPECT_EQ(loading_obstacle({llava, {{"text_config", "llama4_text"}}}), loading_obstacle({"Llama4TextModel"}));
+  EXPECT_FALSE(loading_obstacle({llava, {{"text_config", "llama4_text"}}}).empty());
+}
+
 // Those of a part that is not there would rename tensors of the one that is.
 TEST(ArchitectureLine, RulesOfAReplacedPartAreGone) {
   const auto scopes = [](const Types& types) {

@@ -97,7 +97,8 @@ TEST(Config, OfEqualKeysInItsPartsTheLastCounts) {
 
 TEST(Config, SaysOfWhichTypesThePartsAre) {
   const ModelConfig config = read(R"({"model_type": "llava", "text_config": {"model_type": "phi", "x": {}},
-    "none": {"model_type": ""}, "list": [{"model_type": "a"}], "number": {"model_type": 7}, "two": {"model_type": ["phi", "llama"]},
+    "none": {"model_type": ""}, "list": [{"model_type": "a"}], "number": {"model_type": 7},
+    "two": {"model_type": ["phi", "llama"]},
     "v": {"deep": {"model_type": "swin", "er": {"model_type": "c", "far": {"model_type": "d"}}}}})");
   EXPECT_EQ(config.part_types,
             (std::map<std::string, std::string>{{"text_config", "phi"}, {"v.deep", "swin"}, {"v.deep.er", "c"}}));

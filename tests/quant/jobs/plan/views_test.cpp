@@ -116,10 +116,10 @@ TEST(Views, PlacesAreThoseOfTheArchitecture) {
   in.set_architecture("GPT2LMHeadModel");
   in.add_normal("transformer.h.0.attn.c_attn.weight", DType::f32, {96, 288});
   const StoredWeights stored(in);
-  const ModelRoles model = roles_of(stored);
-  EXPECT_EQ(model.model.architecture, "GPT2LMHeadModel");
-  EXPECT_TRUE(model.tied);  // no head is stored
-  EXPECT_EQ(model.finder->find(view_of(stored[0]).info).role, Role::conv1d);
+  const ModelRoles roles = roles_of(stored);
+  EXPECT_EQ(roles.model.architecture, "GPT2LMHeadModel");
+  EXPECT_TRUE(roles.tied);  // no head is stored
+  EXPECT_EQ(roles.finder->find(view_of(stored[0]).info).role, Role::conv1d);
 
   in.set_architecture("Nobody", true);
   const ModelRoles unknown = roles_of(stored);
