@@ -162,6 +162,10 @@ TEST(ArchitectureLine, PartsAreLoadedByTheirOwnRules) {
   EXPECT_EQ(module("UperNetForSemanticSegmentation", {{"backbone_config", "swin"}},
                    "backbone.encoder.layers.0.blocks.0.attention.self.query.weight"),
             "backbone.swin.encoder.layers.0.blocks.0.attention.q_proj");
+  // A rule for a tower of the part, which is below its base model.
+  EXPECT_EQ(module("EncoderDecoderModel", {{"decoder", "gemma3"}},
+                   "decoder.model.vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight"),
+            "decoder.model.vision_tower.encoder.layers.0.mlp.fc1");
 }
 
 TEST(ArchitectureLine, HasWhatItsPartsKeepInFp32) {
