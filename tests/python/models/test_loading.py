@@ -52,6 +52,30 @@ def test_load_of_what_bitsandbytes_reads(tmp_path, to, tied):
     check_logits(model, dequantized(directory))
 
 
+class WithSpeakers(transformers.LlamaForCausalLM):
+    """Its from_pretrained() expects nothing but a model of the inherited one, like that of Qwen2.5-Omni."""
+
+    @classmethod
+    def from_pretrained(cls, *arguments, **options):
+        model = super().from_pretrained(*arguments, **options)
+        model.speakers = ["Chelsie"]  # fails for a tuple
+        return model
+
+
+def test_a_class_that_cannot_report_what_it_loads(nf4, monkeypatch):
+    monkeypatch.setattr("transformers.WithSpeakers", WithSpeakers, raising=False)
+    config = (nf4 / "config.json").read_text()
+    (nf4 / "config.json").write_text(config.replace("LlamaForCausalLM", "WithSpeakers"))
+    model = nibble.load(nf4, **FP32).eval()
+    assert model.speakers == ["Chelsie"]
+    check_logits(model, dequantized(nf4))
+    tensors = safetensors.torch.load_file(nf4 / "model.safetensors")
+    del tensors["model.norm.weight"]
+    safetensors.torch.save_file(tensors, nf4 / "model.safetensors", {"format": "pt"})
+    with pytest.raises(nibble.BadInputError, match="'model.norm.weight': is missing, WithSpeakers needs it"):
+        nibble.load(nf4)
+
+
 def test_a_head_tied_to_quantized_embeddings(tmp_path):
     save(tmp_path / "plain", "Llama", tie_word_embeddings=True)
     options = ("--to", "nf4", "--embeddings", "nf4", "--allow-nibble-only")
