@@ -16,7 +16,7 @@
 ///
 /// Loading a quantized directory, transformers builds the model, replaces linear layers by its own rule, and only
 /// then reads the file; the two have to agree. architectures.jsonl, beside this file, holds the outcome of that rule
-/// for every architecture of one version of transformers; architectures.py makes it from transformers itself.
+/// for every architecture of one version of transformers; table/architectures.py makes it from transformers itself.
 namespace nibble {
 
 /// A stored name without ".weight", if it ends so.
