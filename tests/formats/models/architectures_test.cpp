@@ -7,6 +7,8 @@
 #include <map>
 #include <optional>
 
+#include "formats/models/architecture_line.hpp"
+
 namespace nibble::architectures_test {
 namespace {
 
