@@ -179,14 +179,14 @@ Tensor linear_4bit(const Tensor& x, const Tensor& packed, const Tensor& absmax,
   require_device("x", x, packed);
   check_bias(bias, x, out_features);
   const Tensor matrix = as_matrix("x", x, columns);
-  Tensor y = empty({matrix.size(0), out_features}, x.scalar_type(), x);
-  if (y.numel() == 0) return shaped_like(y, x, out_features);
+  Product y = empty_product(x, out_features);
+  if (y.matrix.numel() == 0) return y.tensor;
   if (!by_codes(matrix)) {
-    linear_out(matrix, dequantized(weight, x.scalar_type(), x), bias, y);
-    return shaped_like(y, x, out_features);
+    linear_out(matrix, dequantized(weight, x.scalar_type(), x), bias, y.matrix);
+    return y.tensor;
   }
   const OnDevice device(x);
-  const nibble_matrix from = matrix_of(matrix), to = matrix_of(y);
+  const nibble_matrix from = matrix_of(matrix), to = matrix_of(y.matrix);
   const nibble_four_bit_product product{sizeof product, &weight, bias ? bias->const_data_ptr() : nullptr, &to};
   nibble_matmul matmul = matmul_of(from);
   matmul.products = &product;
@@ -195,7 +195,7 @@ Tensor linear_4bit(const Tensor& x, const Tensor& packed, const Tensor& absmax,
   kernels().check(kernels().matmul_four_bit_workspace(&matmul, &bytes));
   const Tensor workspace = empty({static_cast<std::int64_t>(bytes)}, ScalarType::Byte, x);
   kernels().check(kernels().matmul_four_bit(&matmul, workspace.mutable_data_ptr(), bytes, device.stream()));
-  return shaped_like(y, x, out_features);
+  return y.tensor;
 }
 
 Tensor linear_4bit_dx(const Tensor& dy, const Tensor& packed, const Tensor& absmax,
@@ -208,9 +208,9 @@ Tensor linear_4bit_dx(const Tensor& dy, const Tensor& packed, const Tensor& absm
   const nibble_four_bit weight = weight_of(parts, rows, in_features);
   require_device("dy", dy, packed);
   const Tensor matrix = as_matrix("dy", dy, rows);
-  Tensor dx = empty({matrix.size(0), in_features}, dy.scalar_type(), dy);
-  if (dx.numel() > 0) matmul_out(matrix, dequantized(weight, dy.scalar_type(), dy), dx);
-  return shaped_like(dx, dy, in_features);
+  Product dx = empty_product(dy, in_features);
+  if (dx.matrix.numel() > 0) matmul_out(matrix, dequantized(weight, dy.scalar_type(), dy), dx.matrix);
+  return dx.tensor;
 }
 
 std::tuple<Tensor, Tensor> quantize_4bit(const Tensor& weights, std::int64_t blocksize, const std::string& quant_type) {
@@ -254,30 +254,30 @@ Tensor linear_int8(const Tensor& x, const Tensor& weight, const Tensor& absmax, 
   require_device("x", x, weight);
   check_bias(bias, x, n);
   const Tensor matrix = as_matrix("x", x, weight.size(1));
-  Tensor y = empty({matrix.size(0), n}, x.scalar_type(), x);
-  if (y.numel() == 0) return shaped_like(y, x, n);
+  Product y = empty_product(x, n);
+  if (y.matrix.numel() == 0) return y.tensor;
   if (!by_codes(matrix)) {
-    linear_out(matrix, dequantized(rows, x.scalar_type(), x), bias, y);
-    return shaped_like(y, x, n);
+    linear_out(matrix, dequantized(rows, x.scalar_type(), x), bias, y.matrix);
+    return y.tensor;
   }
   const OnDevice device(x);
-  const nibble_matrix from = matrix_of(matrix), to = matrix_of(y);
+  const nibble_matrix from = matrix_of(matrix), to = matrix_of(y.matrix);
   const nibble_int8_product product{sizeof product, &rows, bias ? bias->const_data_ptr() : nullptr, &to};
   const nibble_matmul matmul = matmul_of(from);
   std::size_t bytes = 0;
   kernels().check(kernels().matmul_int8_workspace(&matmul, &product, &bytes));
   const Tensor workspace = empty({static_cast<std::int64_t>(bytes)}, ScalarType::Byte, x);
   kernels().check(kernels().matmul_int8(&matmul, &product, workspace.mutable_data_ptr(), bytes, device.stream()));
-  return shaped_like(y, x, n);
+  return y.tensor;
 }
 
 Tensor linear_int8_dx(const Tensor& dy, const Tensor& weight, const Tensor& absmax) {
   const nibble_int8 rows = int8_weight_of(weight, absmax);
   require_device("dy", dy, weight);
   const Tensor matrix = as_matrix("dy", dy, weight.size(0));
-  Tensor dx = empty({matrix.size(0), weight.size(1)}, dy.scalar_type(), dy);
-  if (dx.numel() > 0) matmul_out(matrix, dequantized(rows, dy.scalar_type(), dy), dx);
-  return shaped_like(dx, dy, weight.size(1));
+  Product dx = empty_product(dy, weight.size(1));
+  if (dx.matrix.numel() > 0) matmul_out(matrix, dequantized(rows, dy.scalar_type(), dy), dx.matrix);
+  return dx.tensor;
 }
 
 std::tuple<Tensor, Tensor> quantize_int8(const Tensor& weights) {

@@ -90,14 +90,16 @@ Tensor linear_int8(const Tensor& x, const Tensor& weight, const Tensor& absmax, 
   const Tensor matrix = as_matrix("x", x, rows.columns());
   check_bias(bias, x, rows.rows());
   if (x.scalar_type() == ScalarType::Double) {
-    Tensor y = empty({matrix.size(0), rows.rows()}, ScalarType::Double, x);
-    linear_out(matrix, torch::stable::to(decoded(rows, DType::f32, ScalarType::Float, x), ScalarType::Double), bias, y);
-    return shaped_like(y, x, rows.rows());
+    Product y = empty_product(x, rows.rows());
+    linear_out(matrix, torch::stable::to(decoded(rows, DType::f32, ScalarType::Float, x), ScalarType::Double), bias,
+               y.matrix);
+    return y.tensor;
   }
   const DType dtype = weight_type("x", x.scalar_type());
-  const Tensor y = empty({matrix.size(0), rows.rows()}, x.scalar_type(), x);
-  matmul::linear(rows.for_products(), dtype, bytes_of(matrix), bytes_of(bias), writable_bytes_of(y), on_torch_threads);
-  return shaped_like(y, x, rows.rows());
+  const Product y = empty_product(x, rows.rows());
+  matmul::linear(rows.for_products(), dtype, bytes_of(matrix), bytes_of(bias), writable_bytes_of(y.matrix),
+                 on_torch_threads);
+  return y.tensor;
 }
 
 Tensor linear_int8_dx(const Tensor& dy, const Tensor& weight, const Tensor& absmax) {
@@ -105,14 +107,15 @@ Tensor linear_int8_dx(const Tensor& dy, const Tensor& weight, const Tensor& absm
   const std::int64_t columns = rows.columns();
   const Tensor matrix = as_matrix("dy", dy, rows.rows());
   if (dy.scalar_type() == ScalarType::Double) {
-    Tensor dx = empty({matrix.size(0), columns}, ScalarType::Double, dy);
-    matmul_out(matrix, torch::stable::to(decoded(rows, DType::f32, ScalarType::Float, dy), ScalarType::Double), dx);
-    return shaped_like(dx, dy, columns);
+    Product dx = empty_product(dy, columns);
+    matmul_out(matrix, torch::stable::to(decoded(rows, DType::f32, ScalarType::Float, dy), ScalarType::Double),
+               dx.matrix);
+    return dx.tensor;
   }
   const DType dtype = weight_type("dy", dy.scalar_type());
-  const Tensor dx = empty({matrix.size(0), columns}, dy.scalar_type(), dy);
-  matmul::linear_dx(rows.for_products(), dtype, bytes_of(matrix), writable_bytes_of(dx), on_torch_threads);
-  return shaped_like(dx, dy, columns);
+  const Product dx = empty_product(dy, columns);
+  matmul::linear_dx(rows.for_products(), dtype, bytes_of(matrix), writable_bytes_of(dx.matrix), on_torch_threads);
+  return dx.tensor;
 }
 
 std::tuple<Tensor, Tensor> quantize_int8(const Tensor& weights) {

@@ -32,15 +32,15 @@ Tensor linear_4bit(const Tensor& x, const Tensor& packed, const Tensor& absmax,
   check_bias(bias, x, rows);
   const Tensor matrix = as_matrix("x", x, columns);
   if (x.scalar_type() == ScalarType::Double) {
-    Tensor y = empty({matrix.size(0), rows}, ScalarType::Double, x);
-    linear_out(matrix, exact_weights(parts, rows, columns), bias, y);
-    return shaped_like(y, x, rows);
+    Product y = empty_product(x, rows);
+    linear_out(matrix, exact_weights(parts, rows, columns), bias, y.matrix);
+    return y.tensor;
   }
   const DType dtype = weight_type("x", x.scalar_type());
-  const Tensor y = empty({matrix.size(0), rows}, x.scalar_type(), x);
-  matmul::linear(weight.for_products(), dtype, bytes_of(matrix), bytes_of(bias), writable_bytes_of(y),
+  const Product y = empty_product(x, rows);
+  matmul::linear(weight.for_products(), dtype, bytes_of(matrix), bytes_of(bias), writable_bytes_of(y.matrix),
                  on_torch_threads);
-  return shaped_like(y, x, rows);
+  return y.tensor;
 }
 
 Tensor linear_4bit_dx(const Tensor& dy, const Tensor& packed, const Tensor& absmax,
@@ -53,14 +53,14 @@ Tensor linear_4bit_dx(const Tensor& dy, const Tensor& packed, const Tensor& absm
   const FourBitRows weight(parts, rows, columns);
   const Tensor matrix = as_matrix("dy", dy, rows);
   if (dy.scalar_type() == ScalarType::Double) {
-    Tensor dx = empty({matrix.size(0), columns}, ScalarType::Double, dy);
-    matmul_out(matrix, exact_weights(parts, rows, columns), dx);
-    return shaped_like(dx, dy, columns);
+    Product dx = empty_product(dy, columns);
+    matmul_out(matrix, exact_weights(parts, rows, columns), dx.matrix);
+    return dx.tensor;
   }
   const DType dtype = weight_type("dy", dy.scalar_type());
-  const Tensor dx = empty({matrix.size(0), columns}, dy.scalar_type(), dy);
-  matmul::linear_dx(weight.for_products(), dtype, bytes_of(matrix), writable_bytes_of(dx), on_torch_threads);
-  return shaped_like(dx, dy, columns);
+  const Product dx = empty_product(dy, columns);
+  matmul::linear_dx(weight.for_products(), dtype, bytes_of(matrix), writable_bytes_of(dx.matrix), on_torch_threads);
+  return dx.tensor;
 }
 
 }  // namespace nibble::torch_operators::cpu

@@ -78,12 +78,15 @@ Tensor as_matrix(std::string_view argument, const Tensor& x, std::int64_t column
   return row_major(torch::stable::reshape(x, shape));
 }
 
-Tensor shaped_like(const Tensor& result, const Tensor& x, std::int64_t columns) {
-  if (x.dim() == 2) return result;
+Product empty_product(const Tensor& x, std::int64_t columns) {
   const auto sizes = x.sizes();
   std::vector<std::int64_t> shape(sizes.begin(), sizes.end());
   shape.back() = columns;
-  return torch::stable::view(result, shape);
+  const Tensor tensor = empty(shape, x.scalar_type(), x);
+  if (x.dim() == 2) return {tensor, tensor};
+  std::int64_t rows = 1;
+  for (std::size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+  return {tensor, torch::stable::view(tensor, {rows, columns})};
 }
 
 void check_bias(const std::optional<Tensor>& bias, const Tensor& x, std::int64_t columns) {

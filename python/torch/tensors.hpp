@@ -50,8 +50,13 @@ void require_plane(std::string_view argument, const Tensor& tensor, ScalarType d
 /// x as a matrix [m, columns], contiguous. Throws Error(usage) unless its last dimension is `columns`.
 [[nodiscard]] Tensor as_matrix(std::string_view argument, const Tensor& x, std::int64_t columns);
 
-/// The result of a product, [m, columns], in the shape of x but for the last dimension.
-[[nodiscard]] Tensor shaped_like(const Tensor& result, const Tensor& x, std::int64_t columns);
+/// The result of a product with x, which the caller is about to write as a whole. Operators return `tensor`, which is
+/// no view: autograd does not let users write to a view that an operator returned (`y += 1`).
+struct Product {
+  Tensor tensor;  ///< in the shape of x but for the last dimension, `columns`
+  Tensor matrix;  ///< the same memory as [m, columns]
+};
+[[nodiscard]] Product empty_product(const Tensor& x, std::int64_t columns);
 
 /// Throws Error(usage) unless the bias, if there is one, has `columns` values of the type of x.
 void check_bias(const std::optional<Tensor>& bias, const Tensor& x, std::int64_t columns);

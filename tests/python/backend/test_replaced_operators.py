@@ -45,6 +45,13 @@ def test_dequantize_is_right_for_rows_of_any_length(enabled, shape, quant_type, 
     torch.testing.assert_close(y, x[:1] @ exact.T)
 
 
+def test_results_of_layers_can_be_changed_in_place(enabled):
+    layer = bitsandbytes.nn.Linear4bit(64, 32, quant_type="nf4", compute_dtype=torch.float32).to("cpu")
+    y = layer(torch.randn(2, 3, 64, requires_grad=True))
+    y += 1
+    y.sum().backward()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_offset_of_nested_absmax_may_have_another_type(enabled, dtype):
     packed, state = bitsandbytes.functional.quantize_4bit(torch.randn(32, 64), compress_statistics=True)

@@ -105,6 +105,20 @@ def test_casts_are_for_the_bias_alone(kind):
         assert y.dtype == layer.bias.dtype
 
 
+# GraLoRA, C3A and AdaLoRA of peft add to the result of the layer in place.
+@every_kind
+@pytest.mark.parametrize("shape", [(80,), (3, 80), (2, 3, 80)])
+def test_results_can_be_changed_in_place(kind, shape):
+    layer, x = layer_of(kind), torch.randn(shape, requires_grad=True)
+    y = layer(x)
+    expected = y.detach() + 1
+    y += 1
+    assert torch.equal(y, expected)
+    y.sum().backward()
+    assert x.grad.shape == shape
+    x.grad += 1  # dx is no view, either
+
+
 @every_kind
 def test_moves_to_another_device(kind):
     layer = layer_of(kind).to("meta")

@@ -92,6 +92,7 @@ def test_shapes_of_x(dtype):
             (on_cuda("linear_int8")(x, codes, absmax, None), ops.dequantize_int8(codes, absmax, torch.float32)),
         ):
             assert y.shape == (*x.shape[:-1], 48) and y.dtype == dtype
+            assert y._base is None  # of a view, autograd would not allow `y += 1`
             if y.numel() > 0:
                 assert_product(y.reshape(-1, 48), x.reshape(-1, 64), w)
     nothing = on_cuda("quantize_4bit")(torch.empty(0, 4), 64, "nf4")
