@@ -35,17 +35,15 @@ class Unplaceable(ValueError):
     """A quantized weight that no part of the model takes."""
 
 
-def find_destinations(model: torch.nn.Module, names: list[str]) -> dict[str, Destination]:
-    """`names` are those of the codes in the checkpoint: `model.layers.0.mlp.up_proj.weight`."""
+Finding = Callable[[str], Optional[Destination]]
+
+
+def destination_finder(model: torch.nn.Module) -> Finding:
+    """Where in the model the codes of this name in the checkpoint belong: `model.layers.0.mlp.up_proj.weight`. Raises
+    Unplaceable if transformers would do more with them than rename and merge them."""
     rename = _renaming(model)
     parameters = {name: tensor.dim() for name, tensor in model.state_dict().items()}
-    found = {}
-    for name in names:
-        destination = rename(name, parameters)
-        if destination is None:
-            raise Unplaceable(f"tensor '{name}': {type(model).__name__} has no weight of this name")
-        found[name] = destination
-    return found
+    return lambda name: rename(name, parameters)
 
 
 def _place(name: str, rename: Callable[[str], str], parameters: dict[str, int], prefix: str) -> Destination | None:

@@ -15,7 +15,7 @@ import torch
 from ..checkpoint import open_checkpoint
 from ..errors import BadInputError
 from ..nn import ExpertWeights, QuantizedWeight
-from .destinations import Destination, Unplaceable, find_destinations
+from .destinations import Destination, Finding, Unplaceable, destination_finder
 from .weights import StoredWeight, find_weights
 
 
@@ -31,8 +31,10 @@ class QuantizedModel:
         self._compute_dtype = compute_dtype
         self._tensors = open_checkpoint(self._directory)
         self._weights = find_weights(self._tensors)
+        find = destination_finder(model)
         try:
-            self._destinations = find_destinations(model, list(self._weights))
+            self._destinations = {name: self._destination(find, name) for name in self._weights}
+            self._check_codes(find)
         except Unplaceable as error:
             raise BadInputError(f"{self._directory}: {error}") from None
         self._taken: dict[tuple[str, str], list[tuple[Destination, StoredWeight]]] = {}
@@ -90,6 +92,27 @@ class QuantizedModel:
             f"{self._directory}: {len(self._weights)} quantized weights with {quantized / 1e9:.3f} GB, "
             f"{100 * quantized / max(total, 1):.1f} % of the bytes"
         )
+
+    def _destination(self, find: Finding, name: str) -> Destination:
+        found = find(name)
+        if found is None:
+            raise Unplaceable(f"tensor '{name}': {type(self._model).__name__} has no weight of this name")
+        return found
+
+    def _check_codes(self, find: Finding) -> None:
+        """Refuses int8 codes without SCB: transformers would take them for the weights themselves. The model may have
+        buffers of this type, but its weights are floating-point numbers."""
+        parts = {part for weight in self._weights.values() for part in weight.parts.values()}
+        for name in self._tensors:
+            info = self._tensors.info(name)
+            if info.dtype != "I8" or len(info.shape) != 2 or name in parts:
+                continue
+            at = find(name)
+            if at is None:
+                continue
+            filled = self._model.get_submodule(at.module)._parameters.get(at.leaf)
+            if filled is not None and filled.is_floating_point():
+                raise BadInputError(f"{info.file}: tensor '{name}' is codes in I8, but their SCB is missing")
 
     def _expert_weights(self, place: tuple[str, str], pieces: list[tuple[Destination, StoredWeight]]) -> ExpertWeights:
         experts: dict[int, dict[int, StoredWeight]] = {}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from nibble.models.destinations import Destination, Unplaceable, find_destinations
+from nibble.models.destinations import Destination, Unplaceable, destination_finder
 
 mapping = pytest.importorskip("transformers.conversion_mapping")
 loading = pytest.importorskip("transformers.core_model_loading")
@@ -20,7 +20,8 @@ class Model(torch.nn.Module):
 
 def destinations(monkeypatch, model, names, *steps):
     monkeypatch.setattr(mapping, "get_model_conversion_mapping", lambda model: list(steps))
-    return find_destinations(model, names)
+    find = destination_finder(model)
+    return {name: find(name) for name in names}
 
 
 def test_merges_of_other_weights_than_those_of_experts_are_refused(monkeypatch):
