@@ -85,6 +85,8 @@ class WeightInt8(FrozenLinear):
                 f"{name}: has the shape {list(weight.shape)}, not [{self.out_features}, {self.in_features}]"
             )
         weight_format = tensors.get("weight_format")
+        if weight_format is not None and weight_format.nbytes != 1:
+            raise ValueError(f"{name}: its weight_format has {weight_format.nbytes} bytes, not 1")
         if weight_format is not None and not weight_format.is_meta and weight_format.item() != 0:
             raise ValueError(f"{name}: has the weight_format {weight_format.item()}, not 0, which is rows")
         if weight.is_floating_point():

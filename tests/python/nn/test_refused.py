@@ -111,8 +111,10 @@ def test_states():
         "weight.absmax: has 4 values of torch.uint8, not 2": edited(layer, blocksize=128),
         "its quant_state has the quant_type 'nf5'": edited(layer, quant_type="nf5"),
         "its quant_state has the dtype 'int8'": edited(layer, dtype="int8"),
-        "has nested blocks of 64 float32 values": edited(layer, nested_blocksize=64),
-        "weight.quant_map: has other values than fp4": edited(layer, quant_type="fp4"),
+        "its quant_state has the nested_blocksize 64, not 256": edited(layer, nested_blocksize=64),
+        "its quant_state has the quant_type 'fp4', not nf4": edited(layer, quant_type="fp4"),
+        "its quant_state has the blocksize 64.0, not one of 32": edited(layer, blocksize=64.0),
+        "weight.quant_map: has other values than nf4": good | {"weight.quant_map": torch.zeros(16)},
         "its quant_state is not what bitsandbytes writes": good
         | {"weight.quant_state.bitsandbytes__nf4": torch.zeros(3, dtype=torch.uint8)},
         "weight: has the shape [4, 32], not": {"weight": torch.ones(4, 32), "bias": torch.ones(4)},
@@ -127,6 +129,7 @@ def test_states():
     for message, state in {
         "weight: is not complete, SCB is missing": {k: t for k, t in int8.items() if k != "SCB"},
         "weight: has the weight_format 1, not 0": int8 | {"weight_format": torch.tensor(1, dtype=torch.uint8)},
+        "weight: its weight_format has 2 bytes, not 1": int8 | {"weight_format": torch.zeros(2, dtype=torch.uint8)},
         "weight: has the shape [4, 32], not [4, 64]": int8 | {"weight": int8["weight"][:, :32]},
     }.items():
         refused(message, lambda state=state: LinearInt8(64, 4).load_state_dict(state), RuntimeError)
