@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _library
-from .errors import UsageError, error_of
+from .errors import Error, UsageError, error_of
 
 if TYPE_CHECKING:
     import torch
@@ -96,11 +96,21 @@ def numpy_type(dtype: str) -> np.dtype[Any]:
     return found
 
 
+@dataclass(frozen=True)
+class _OpenedFile:
+    """A file whose header was read."""
+
+    path: str
+    """Absolute."""
+    identity: tuple[int, ...]
+
+
 class Checkpoint(Mapping[str, np.ndarray]):
     """A mapping from names to read-only arrays, in the order of the files. Arrays stay valid after close().
 
-    A file must not become shorter while its arrays are used: reading beyond its end then ends the process, as for every
-    mapped file.
+    Raises InputChangedError for a tensor of a file that was changed or replaced between opening and the first use. A file
+    must not become shorter while its arrays are used: reading beyond its end then ends the process, as for every mapped
+    file.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_memory: int = 0):
@@ -109,6 +119,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
         if not isinstance(max_memory, int) or not 0 <= max_memory < 2**64:
             raise UsageError(f"max_memory is {max_memory!r}, not a number of bytes from 0 to {2**64 - 1}")
         self._maps: dict[str, mmap.mmap] = {}
+        before = _identities(path)
         handle = ctypes.c_void_p()
         _library.check(library.nibble_checkpoint_open(encoded, max_memory, ctypes.byref(handle)))
         try:
@@ -128,6 +139,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
                 )
         finally:
             library.nibble_checkpoint_close(handle)
+        self._files = {file: _opened(file, before) for file in {info.file for info in self._tensors.values()}}
 
     def __getitem__(self, name: str) -> np.ndarray:
         array = self._array(self.info(name))
@@ -194,9 +206,12 @@ class Checkpoint(Mapping[str, np.ndarray]):
     # be larger than memory.
     def _map(self, info: TensorInfo) -> mmap.mmap:
         if info.file not in self._maps:
+            opened = self._files[info.file]
             try:
-                file = os.open(info.file, os.O_RDONLY | os.O_CLOEXEC)
+                file = os.open(opened.path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
+                    if _identity(os.fstat(file)) != opened.identity:
+                        raise _changed(info.file)
                     mapped = mmap.mmap(
                         file,
                         0,
@@ -208,13 +223,39 @@ class Checkpoint(Mapping[str, np.ndarray]):
             except (OSError, ValueError) as error:
                 raise error_of(4, f"{info.file}: cannot be mapped: {error}") from error
             self._maps[info.file] = mapped
-        mapped = self._maps[info.file]
-        if len(mapped) < info.offset + info.bytes:
-            raise error_of(
-                7, f"{info.file}: has become shorter: tensor '{info.name}' ends at byte {info.offset + info.bytes}, "
-                f"the file has {len(mapped)}"
-            )  # fmt: skip
-        return mapped
+        return self._maps[info.file]
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """What changes when a file is replaced or written."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _identities(path: str | os.PathLike[str]) -> set[tuple[int, ...]]:
+    """Of the files that opening this path may read. None if it is the name of a model in the hub's cache, whose files
+    nothing changes."""
+    try:
+        if os.path.isdir(path):
+            with os.scandir(path) as entries:
+                return {_identity(entry.stat()) for entry in entries if entry.is_file()}
+        return {_identity(os.stat(path))}
+    except OSError:
+        return set()  # the library says what is wrong with the path
+
+
+def _opened(file: str, before: set[tuple[int, ...]]) -> _OpenedFile:
+    """A file whose header was just read. Raises InputChangedError if it is none of those that were there before."""
+    try:
+        identity = _identity(os.stat(file))
+    except OSError as error:
+        raise error_of(4, f"{file}: {error.strerror}") from error
+    if before and identity not in before:
+        raise _changed(file)
+    return _OpenedFile(file if os.path.isabs(file) else os.path.join(os.getcwd(), file), identity)
+
+
+def _changed(file: str) -> Error:
+    return error_of(7, f"{file}: changed after it was opened")
 
 
 def _empty(info: TensorInfo, make: Callable[[], Any]) -> Any:

@@ -2,11 +2,14 @@
 
 import gc
 import json
+import os
 import pathlib
+import shutil
 
 import nibble
 import numpy as np
 import pytest
+from nibble import _library
 
 
 def mapping_of(address, path):
@@ -105,14 +108,59 @@ def test_sizes_that_no_array_has(tmp_path):
         tensors.torch("a")
 
 
-def test_a_file_that_became_shorter_is_refused(checkpoint):
-    tensors = nibble.open(checkpoint)
-    data = checkpoint.read_bytes()
-    checkpoint.write_bytes(data[:-8])
-    with pytest.raises(nibble.InputChangedError) as caught:
+def rewrite(path):
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def replace(path):
+    other = path.with_name("other")
+    shutil.copy2(path, other)  # its size and its time are the same
+    other.replace(path)
+
+
+def touch(path):
+    os.utime(path, (0, 0))
+
+
+@pytest.mark.parametrize("change", [rewrite, replace, touch])
+@pytest.mark.parametrize("opened", ["the file", "its directory"])
+def test_a_file_that_changed_is_refused(checkpoint, change, opened):
+    path = checkpoint if opened == "the file" else checkpoint.rename(checkpoint.with_name("model.safetensors"))
+    tensors = nibble.open(path if opened == "the file" else path.parent)
+    change(path)
+    with pytest.raises(nibble.InputChangedError, match=f"^{path}: changed after it was opened$"):
         tensors["bias"]
-    assert str(caught.value) == (f"{checkpoint}: has become shorter: tensor 'bias' ends at byte {len(data)}, "
-                                 f"the file has {len(data) - 8}")  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [rewrite, replace])
+@pytest.mark.parametrize("opened", ["the file", "its directory"])
+def test_a_file_that_changes_while_it_is_opened_is_refused(checkpoint, change, opened, monkeypatch):
+    path = checkpoint if opened == "the file" else checkpoint.rename(checkpoint.with_name("model.safetensors"))
+    close = _library.library().nibble_checkpoint_close
+
+    def change_and_close(handle):
+        change(path)
+        close(handle)
+
+    monkeypatch.setattr(_library.library(), "nibble_checkpoint_close", change_and_close)
+    with pytest.raises(nibble.InputChangedError, match=f"^{path}: changed after it was opened$"):
+        nibble.open(path if opened == "the file" else path.parent)
+
+
+def test_what_is_mapped_stays_when_the_file_is_replaced(checkpoint, weights):
+    tensors = nibble.open(checkpoint)
+    array = tensors["layers.0.weight"]
+    replace(checkpoint)
+    assert np.array_equal(array, weights["layers.0.weight"])
+    assert np.array_equal(tensors["bias"], weights["bias"])
+
+
+def test_a_relative_path_stays_the_same_file(checkpoint, weights, monkeypatch):
+    monkeypatch.chdir(checkpoint.parent)
+    tensors = nibble.open(checkpoint.name)
+    monkeypatch.chdir("/")
+    assert np.array_equal(tensors["bias"], weights["bias"])
+    assert tensors.info("bias").file == checkpoint.name
 
 
 def test_a_file_that_is_gone_is_refused(checkpoint):
