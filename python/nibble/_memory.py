@@ -83,7 +83,8 @@ class TorchMemory(Memory):
             raise UsageError(f"{name} has the layout {value.layout}, not torch.strided")
         if value.untyped_storage().device.type == "meta":
             raise UsageError(f"{name} has no memory: it stands for a tensor while torch traces")
-        super().__init__(value.detach().contiguous(), name)
+        # The elements of z.conj().imag are those of z.imag, whose signs torch changes when it reads them.
+        super().__init__(value.detach().resolve_neg().contiguous(), name)
         self.dtype, self.shape = str(self.value.dtype).removeprefix("torch."), tuple(self.value.shape)
         self.pointer = self.value.data_ptr() if self.value.numel() > 0 else ctypes.addressof(_NOTHING)
         self.element_bytes = self.value.element_size()

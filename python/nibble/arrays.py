@@ -117,7 +117,7 @@ def dequantize_int8(weight: Int8, *, dtype: FloatType | None = None, threads: in
     absmax = memory_of(weight.absmax, "absmax", "float32", like=codes)
     if len(codes.shape) != 2:
         raise UsageError(f"codes has {len(codes.shape)} dimensions, int8 needs 2: [rows, columns]")
-    out = codes.empty(codes.shape, _float_type(dtype or weight.dtype))
+    out = codes.empty(codes.shape, _float_type(weight.dtype if dtype is None else dtype))
     _codecs_of(codes).dequantize_int8(out, codes, absmax, threads)
     decoded: Array = out.value
     return decoded
@@ -213,7 +213,7 @@ def _dequantize(format: str, weight: FourBit, dtype: FloatType | None, threads: 
     parts = {"packed": packed}
     for name in names:
         parts[name] = memory_of(getattr(weight, name), name, types.get(name, "float32"), like=packed)
-    target = _float_type(dtype or weight.dtype)
+    target = _float_type(weight.dtype if dtype is None else dtype)
     if packed.bytes != -(-size // 2):  # before memory for the weight is taken
         raise UsageError(f"packed has {packed.bytes} bytes, not {-(-size // 2)}")
     out = packed.empty(weight.shape, target)

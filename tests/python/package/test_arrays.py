@@ -104,6 +104,22 @@ def test_a_view_with_gaps_is_quantized_as_its_copy(golden):
                               nibble.quantize_nf4(np.ascontiguousarray(weight.T)).packed)  # fmt: skip
 
 
+# As z.conj().imag has. torch._neg_view() makes such a tensor without gaps, which needs no copy to have none.
+def test_signs_that_torch_has_yet_to_change(golden):
+    weight = torch.from_numpy(np.array(golden["nf4.float32.input"]))
+    assert torch._neg_view(weight).is_neg()
+    for quantize, dequantize in (
+        (nibble.quantize_nf4, nibble.dequantize_nf4),
+        (nibble.quantize_int8, nibble.dequantize_int8),
+    ):
+        assert torch.equal(dequantize(quantize(torch._neg_view(weight))), dequantize(quantize(-weight)))
+    quantized = nibble.quantize_nf4(weight)
+    same = dataclasses.replace(quantized, absmax=torch._neg_view(-quantized.absmax))
+    assert torch.equal(nibble.dequantize_nf4(same), nibble.dequantize_nf4(quantized))
+    one = torch.tensor([1 + 2j]).conj().imag
+    assert nibble.dequantize_nf4(nibble.quantize_nf4(one)) == -2
+
+
 def test_an_array_that_is_not_aligned_is_copied(golden):
     weight = golden["nf4.float32.input"]
     unaligned = np.frombuffer(b"x" + weight.tobytes(), np.uint8)[1:].view(np.float32).reshape(weight.shape)
@@ -181,6 +197,13 @@ def test_wrong_types():
     refused("weight is of float32 in the byte order of other processors", nibble.quantize_nf4, WEIGHT.astype(">f4"))
     refused("dtype is float64, not float32, float16 or bfloat16", nibble.dequantize_nf4, nibble.quantize_nf4(WEIGHT),
             dtype="float64")  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["", 0, False])
+def test_a_type_that_is_none(dtype):
+    says = f"dtype is {dtype}, not float32, float16 or bfloat16"
+    refused(says, nibble.dequantize_nf4, nibble.quantize_nf4(WEIGHT), dtype=dtype)
+    refused(says, nibble.dequantize_int8, nibble.quantize_int8(WEIGHT), dtype=dtype)
 
 
 @pytest.mark.parametrize("blocksize", [0, 16, 48, 8192, -64, 64.0, "64", None, 2**40])
