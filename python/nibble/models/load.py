@@ -20,10 +20,10 @@ def load(
     """The model of the architecture that config.json names, with nibble's layers for its quantized weights.
 
     path: a directory, or the name of a model in the local Hugging Face cache, of which `revision` may choose a version.
-    Quantized tensors are mapped from its
-    files: processes that load the same directory share them. compute_dtype: the type in which layers multiply; by
-    default what config.json says. adapter: the directory of a LoRA, which peft puts on the model. `options` go to
-    from_pretrained().
+    Quantized tensors are mapped from its files: processes that load the same directory share them. compute_dtype: the
+    type in which layers multiply; by default what config.json says. adapter: the directory of a LoRA, which peft puts on
+    the model. `options` go to from_pretrained(); those that are fields of the configuration, as use_cache=False, change
+    it.
 
     Raises nibble.BadInputError if a directory is incomplete, damaged or of another tool, or if the adapter is for another
     model, and nibble.UsageError for a device or type that cannot be used.
@@ -38,9 +38,7 @@ def load(
     _check_devices(options.get("device_map"))
     directory, quantized = _find(os.fspath(path), options)
     stored = _read_config(directory)
-    config = copy.deepcopy(options.pop("config", None) or stored)
-    if not isinstance(config, transformers.PretrainedConfig):  # transformers takes the path of a config, too
-        config = transformers.AutoConfig.from_pretrained(config)
+    config, options = _take_config(directory, options)
     quantization = _quantization(directory, stored, compute_dtype or _fields(config).get("compute_dtype"))
     if quantization is not None:
         config.quantization_config = quantization
@@ -91,6 +89,22 @@ def _read_config(directory: str) -> Any:
         raise BadInputError(
             f"{directory}: config.json: {' '.join(str(error).partition(chr(10) * 2)[0].split())}"
         ) from error
+
+
+def _take_config(directory: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The configuration of the model, and the options that are for the model itself, as from_pretrained() of transformers
+    divides them: one that is given as an object takes no changes."""
+    import transformers
+
+    options = dict(options)
+    given, torch_dtype = options.pop("config", None), options.pop("torch_dtype", None)
+    if torch_dtype is not None and options.get("dtype") is None:
+        options["dtype"] = torch_dtype  # its old name
+    if isinstance(given, transformers.PretrainedConfig):
+        return copy.deepcopy(given), options
+    changes = {name: value for name, value in options.items() if name not in ("dtype", "quantization_config")}
+    config, rest = transformers.AutoConfig.from_pretrained(given or directory, return_unused_kwargs=True, **changes)
+    return config, {name: value for name, value in options.items() if name in rest or name not in changes}
 
 
 def _fields(config: Any) -> dict[str, Any]:

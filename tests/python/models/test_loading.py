@@ -93,6 +93,20 @@ def test_a_config_that_is_given_gets_the_quantization(nf4, given):
     assert isinstance(config, str) or config.quantization_config["quant_method"] == "bitsandbytes"  # as it was
 
 
+def test_options_that_change_the_configuration(nf4):
+    model = nibble.load(nf4, use_cache=False, attn_implementation="eager", device_map="cpu")
+    assert (model.config.use_cache, model.config._attn_implementation) == (False, "eager")
+    assert nibble.load(nf4, config=str(nf4), use_cache=False).config.use_cache is False
+    assert nibble.load(nf4).config.use_cache is True
+    with pytest.raises(TypeError, match="'use_cash'"):
+        nibble.load(nf4, use_cash=False)
+
+
+@pytest.mark.parametrize("options", [{"torch_dtype": torch.float32}, {"torch_dtype": torch.float16, **FP32}])
+def test_the_old_name_of_dtype(nf4, options):
+    assert nibble.load(nf4, **options).lm_head.weight.dtype == torch.float32
+
+
 def test_a_model_in_the_cache_of_the_hub(nf4, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
