@@ -6,6 +6,7 @@ option, and None or False leave it out. The texts of errors are those of the com
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import inspect as inspection
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Union
@@ -56,6 +58,7 @@ class Job:
         self.arguments = [_library.bytes_of(argument) for argument in arguments]
         self.progress = progress
         self.cancel = ctypes.c_int(0)
+        self.ended = threading.Event()
         self.notes: list[str] = []
         self.raised: BaseException | None = None
         self.code = 0
@@ -63,6 +66,17 @@ class Job:
         self.text = ""
 
     def run(self) -> None:
+        _running.add(self)
+        try:
+            if not _this_thread_ends():
+                self.call_library()
+        finally:
+            _running.discard(self)
+            self.ended.set()
+        if _this_thread_ends():
+            sys.exit()  # without a word, as Python would end it
+
+    def call_library(self) -> None:
         library = _library.library()
         listener = _library.Listener(
             note=_library.NoteFunction(lambda _, line: self.notes.append(line.decode(errors="replace"))),
@@ -119,6 +133,32 @@ class Job:
                 thread.join()
         if failure:
             raise failure[0]
+
+
+_running: set[Job] = set()
+_python_ends = False
+
+
+def _this_thread_ends() -> bool:
+    return _python_ends and threading.current_thread().daemon
+
+
+def _end_running(max_seconds: float = 10) -> None:
+    """Python does not wait for daemon threads: where one asks for the interpreter after the end, its stack is unwound.
+    Through the library, which calls `progress` and notes, that would abort the process. So commands are cancelled before
+    the end and waited for, except that a callback which never returns must not keep the process."""
+    global _python_ends
+    _python_ends = True
+    running = list(_running)
+    for job in running:
+        job.cancel.value = 1
+    deadline = time.monotonic() + max_seconds
+    for job in running:
+        job.ended.wait(max(0, deadline - time.monotonic()))
+
+
+atexit.register(_end_running)
+os.register_at_fork(after_in_child=_running.clear)  # the child has no other threads
 
 
 def run(command: str, *arguments: Path, progress: Progress | None = None, **options: Any) -> dict[str, Any]:
