@@ -31,6 +31,8 @@ class _Enabled:
 
 
 _enabled: _Enabled | None = None  # while operators are replaced
+failure: str | None = None
+"""Why the call of bitsandbytes replaced nothing."""
 
 
 # --- the operators, with bitsandbytes' names of arguments ------------------------------------------------------------
@@ -274,7 +276,9 @@ def replaced() -> list[str]:
 
 def entry_point() -> None:
     """What bitsandbytes calls when it is imported. It must not fail: bitsandbytes could not be imported then."""
+    global failure
     try:
         enable()
     except Exception as error:
+        failure = str(error)
         print(f"nibble: bitsandbytes runs without it: {error}", file=sys.stderr)

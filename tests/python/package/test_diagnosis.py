@@ -45,6 +45,25 @@ def test_what_stands_behind_bitsandbytes():
     assert facts["bitsandbytes"] == {"replaced": [], "why": "NIBBLE_BITSANDBYTES is 0"}
 
 
+def test_why_nibble_could_not_stand_behind_bitsandbytes(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    installed = tmp_path / "nibble-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: nibble\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text("[bitsandbytes.backends]\nnibble = nibble.backend:entry_point\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+
+    def facts(**environment):
+        return json.loads(run("--json", PYTHONPATH=path, **environment))["bitsandbytes"]
+
+    assert facts()["replaced"]
+    for says, found in {
+        "/nowhere/torch.so: cannot be loaded: ": facts(NIBBLE_TORCH_LIBRARY="/nowhere/torch.so"),
+        "NIBBLE_CPU_TARGET: ": facts(NIBBLE_CPU_TARGET="none"),
+    }.items():
+        assert not found["replaced"] and found["why"].startswith(says)
+
+
 def test_the_text_has_a_line_for_each_fact():
     text = run()
     for name in ("nibble", "libnibble", "CPU", "CUDA", "packages", "torch.ops.nibble", "behind bitsandbytes"):
