@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _library
-from .errors import Error, UsageError, error_of
+from .errors import InputChangedError, UsageError, system_error
 
 if TYPE_CHECKING:
     import torch
@@ -221,7 +221,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
                 finally:
                     os.close(file)
             except (OSError, ValueError) as error:
-                raise error_of(4, f"{info.file}: cannot be mapped: {error}") from error
+                raise system_error(f"{info.file}: cannot be mapped: {error}", error) from error
             self._maps[info.file] = mapped
         return self._maps[info.file]
 
@@ -248,14 +248,14 @@ def _opened(file: str, before: set[tuple[int, ...]]) -> _OpenedFile:
     try:
         identity = _identity(os.stat(file))
     except OSError as error:
-        raise error_of(4, f"{file}: {error.strerror}") from error
+        raise system_error(f"{file}: {error.strerror}", error) from error
     if before and identity not in before:
         raise _changed(file)
     return _OpenedFile(file if os.path.isabs(file) else os.path.join(os.getcwd(), file), identity)
 
 
-def _changed(file: str) -> Error:
-    return error_of(7, f"{file}: changed after it was opened")
+def _changed(file: str) -> InputChangedError:
+    return InputChangedError(f"{file}: changed after it was opened")
 
 
 def _empty(info: TensorInfo, make: Callable[[], Any]) -> Any:

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import inspect as inspection
 import json
+import numbers
 import os
 import sys
 import threading
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Union
 
 from . import _library
-from .errors import DifferenceError, error_of
+from .errors import DifferenceError, UsageError, error_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +32,7 @@ Texts = Union[str, Sequence[str]]
 Arguments = ParamSpec("Arguments")
 
 
-def arguments_of(options: dict[str, Any]) -> list[str]:
+def arguments_of(command: str, options: dict[str, Any]) -> list[str]:
     """Keywords as options of the command line."""
     arguments = []
     for name, value in options.items():
@@ -39,16 +40,29 @@ def arguments_of(options: dict[str, Any]) -> list[str]:
         if value is None or value is False:
             continue
         if value is True:
+            if option in _options_with_values(command):
+                raise UsageError(f"{name} is True, and {option} needs a value")
             arguments.append(option)
         elif isinstance(value, (list, tuple)):
-            arguments += [f"{option}={text_of(one)}" for one in value]
+            arguments += [f"{option}={text_of(one, name)}" for one in value]
         else:
-            arguments.append(f"{option}={text_of(value)}")
+            arguments.append(f"{option}={text_of(value, name)}")
     return arguments
 
 
-def text_of(value: Any) -> str:
-    return os.fsdecode(value) if isinstance(value, (bytes, os.PathLike)) else str(value)
+def text_of(value: Any, name: str) -> str:
+    if isinstance(value, (bytes, os.PathLike)):
+        return os.fsdecode(value)
+    if not isinstance(value, (str, numbers.Number)):
+        raise UsageError(f"{name} has a {type(value).__name__}, not a text, a path, a number, or a list of them")
+    return str(value)
+
+
+@functools.cache
+def _options_with_values(command: str) -> set[str]:
+    """None if there is no such command, which is for the library to say."""
+    known = list_commands().get(command, {"options": []})["options"]
+    return {option["name"] for option in known if option["takes_value"]}
 
 
 class Job:
@@ -165,16 +179,17 @@ def run(command: str, *arguments: Path, progress: Progress | None = None, **opti
     """Runs a command of `nibble` and returns its JSON.
 
     `progress` is called with the current tensor, the bytes of weights that are done, and their total, from one thread at
-    a time (while merge hashes the adapter, with the current file, the bytes that are hashed, and their total). If it returns False, the command stops, and Cancelled is raised; if it raises, the command stops as well, and
-    run() raises that. Ctrl-C stops the command, too. A command that is stopped leaves no output behind; `resume=True`
-    goes on with what a conversion had finished.
+    a time; while merge hashes the adapter, with the current file, the bytes that are hashed, and their total. If it
+    returns False, the command stops, and Cancelled is raised; if it raises, the command stops as well, and run() raises
+    that. Ctrl-C stops the command, too. A command that is stopped leaves no output behind; `resume=True` goes on with
+    what a conversion had finished.
     """
     return _run(command, arguments, progress, options)
 
 
 def _run(command: str, arguments: Sequence[Path], progress: Progress | None, options: dict[str, Any]) -> dict[str, Any]:
     """run() without its signature. A warning names the line that called the caller of this function."""
-    words = [command, *arguments_of(options), "--", *map(os.fsdecode, arguments)]
+    words = [command, *arguments_of(command, options), "--", *map(os.fsdecode, arguments)]
     job = Job(words, progress)
     job.run_interruptibly() if threading.current_thread() is threading.main_thread() else job.run()
     if job.raised is not None:
@@ -185,6 +200,8 @@ def _run(command: str, arguments: Sequence[Path], progress: Progress | None, opt
         if isinstance(error, DifferenceError):
             error.report = report
         raise error
+    if not report:
+        raise UsageError(f"{command}: `nibble` prints a text for these arguments, and no JSON")
     for note in job.notes:
         warnings.warn(note.removeprefix("warning: "), stacklevel=3)
     return report
@@ -310,6 +327,8 @@ def command(declaration: Callable[Arguments, dict[str, Any]]) -> Callable[Argume
         return _run(declaration.__name__, arguments, options.pop("progress", None), options)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    call.__annotations__["return"] = signature.return_annotation
     return call
 
 

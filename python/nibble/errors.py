@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 
@@ -44,6 +45,10 @@ class OutputExistsError(Error, FileExistsError):
 
     code = 6
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.errno = errno.EEXIST
+
 
 class InputChangedError(Error):
     """The input changed while it was read."""
@@ -85,3 +90,10 @@ KINDS = {
 def error_of(code: int, text: str) -> Error:
     """The exception for a result of libnibble."""
     return KINDS.get(code, Error)(text)
+
+
+def system_error(text: str, cause: Exception) -> ReadWriteError:
+    """The exception for what Python could not read or write, with the `errno` of the cause if that has one."""
+    error = ReadWriteError(text)
+    error.errno = getattr(cause, "errno", None)
+    return error

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 
 from ..calibration import MANIFEST, PROGRESS
-from ..errors import Error, OutputExistsError, ReadWriteError
+from ..errors import Error, OutputExistsError, ReadWriteError, system_error
 from ..model_directory import BadInput, check_header, one_line, read_json
 
 OURS = re.compile(
@@ -190,7 +190,7 @@ def writing(path: pathlib.Path) -> Iterator[None]:
     except Error:
         raise
     except OSError as error:
-        raise ReadWriteError(f"{error.filename or path}: {error.strerror or one_line(error)}") from None
+        raise system_error(f"{error.filename or path}: {error.strerror or one_line(error)}", error) from None
     except safetensors.SafetensorError as error:
         raise ReadWriteError(f"{path}: {one_line(error)}") from None
 

@@ -1,5 +1,6 @@
 """The commands as functions: reports, progress, the end on demand, and errors with the texts of the command line."""
 
+import errno
 import inspect
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import typing
 import warnings
 
 import nibble
@@ -250,6 +252,7 @@ def test_a_failure_has_the_text_and_the_code_of_the_program(name, checkpoint, tm
     assert caught.value.code == done.returncode
     assert "\n" not in text
     assert done.stderr.splitlines()[-1] == f"error: {text}"
+    assert kind is not nibble.OutputExistsError or caught.value.errno == errno.EEXIST
 
 
 def test_a_path_may_be_bytes(checkpoint, tmp_path):
@@ -268,6 +271,31 @@ def test_a_null_byte_in_a_path_or_an_option_is_refused(checkpoint):
         nibble.inspect(f"{checkpoint}\0junk")
     with pytest.raises(nibble.UsageError, match=r"^'--max-memory=1GB\\x00junk' has a null byte$"):
         nibble.inspect(checkpoint, max_memory="1GB\0junk")
+
+
+@pytest.mark.parametrize("values", [{"a", "b"}, iter(["a"]), np.array(["a"]), {"a": 1}, [["a"]]])
+def test_a_value_that_is_no_option_is_refused(checkpoint, tmp_path, values):
+    kind = type(values[0] if isinstance(values, list) else values).__name__
+    with pytest.raises(nibble.UsageError) as caught:
+        nibble.convert(checkpoint, tmp_path / "out", to="nf4", skip=values)
+    assert str(caught.value) == f"skip has a {kind}, not a text, a path, a number, or a list of them"
+
+
+def test_numbers_of_numpy_are_numbers(checkpoint, tmp_path):
+    nibble.convert(checkpoint, tmp_path / "out", to="nf4", block_size=np.int64(32), no_double_quant=True)
+    with nibble.open(tmp_path / "out") as tensors:
+        assert tensors["layers.0.weight.absmax"].shape == (256,)
+
+
+def test_true_for_an_option_that_needs_a_value_is_refused(checkpoint, tmp_path):
+    for function in (nibble.convert, lambda *given, **options: nibble.run("convert", *given, **options)):
+        with pytest.raises(nibble.UsageError, match="^block_size is True, and --block-size needs a value$"):
+            function(checkpoint, tmp_path / "out", to="nf4", block_size=True)
+
+
+def test_a_text_is_no_report():
+    with pytest.raises(nibble.UsageError, match="^convert: `nibble` prints a text for these arguments, and no JSON$"):
+        nibble.run("convert", help=True)
 
 
 def test_the_report_comes_with_a_difference(checkpoint):
@@ -321,3 +349,4 @@ def test_a_function_has_the_arguments_and_options_of_its_command(name):
             assert parameter.default is (None if option["takes_value"] else False), key
         assert ("Texts" in parameter.annotation) == option["repeatable"], key
     assert getattr(nibble, name).__doc__
+    assert set(typing.get_type_hints(getattr(nibble, name))) == {"return", *(p.name for p in parameters)}

@@ -1,5 +1,6 @@
 """nibble.open: the bytes of the files, without a copy, as long as somebody uses them."""
 
+import errno
 import gc
 import json
 import os
@@ -166,8 +167,9 @@ def test_a_relative_path_stays_the_same_file(checkpoint, weights, monkeypatch):
 def test_a_file_that_is_gone_is_refused(checkpoint):
     tensors = nibble.open(checkpoint)
     checkpoint.unlink()
-    with pytest.raises(nibble.ReadWriteError, match="cannot be mapped"):
+    with pytest.raises(nibble.ReadWriteError, match="cannot be mapped") as caught:
         tensors["bias"]
+    assert caught.value.errno == errno.ENOENT
 
 
 @pytest.mark.parametrize("content, says", [(None, "No such file"), (b"", ""), (b"x" * 100, "")])
