@@ -79,8 +79,10 @@ def test_torch_tensors_are_the_same_memory(checkpoint, weights):
 def test_what_is_written_stays_in_the_process(checkpoint):
     pytest.importorskip("torch")
     before = checkpoint.read_bytes()
-    nibble.open(checkpoint).torch("bias").fill_(7)
+    tensors = nibble.open(checkpoint)
+    tensors.torch("bias").fill_(7)
     assert checkpoint.read_bytes() == before
+    assert (tensors["bias"] == 7).all(), "arrays of a checkpoint share their memory"
 
 
 def test_bf16_and_parts_of_quantized_weights(golden):
