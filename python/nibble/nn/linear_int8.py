@@ -89,7 +89,7 @@ class WeightInt8(FrozenLinear):
             raise ValueError(f"{name}: its weight_format has {weight_format.nbytes} bytes, not 1")
         if weight_format is not None and not weight_format.is_meta and weight_format.item() != 0:
             raise ValueError(f"{name}: has the weight_format {weight_format.item()}, not 0, which is rows")
-        if weight.is_floating_point():
+        if weight.is_floating_point() and absmax is None:
             dtype = weight.dtype
             weight = weight.float() if dtype == torch.float64 else weight
             if not weight.is_meta and not torch.isfinite(weight.half()).all():

@@ -130,6 +130,27 @@ def test_codes_none_of_which_has_absmax(damaged):
     refused("are? codes in I8, but their SCB is missing$|is codes in I8", damaged("int8", change))
 
 
+@pytest.mark.skipif(transformers.__version__ < "5", reason="transformers 4 has a module for each expert")
+@pytest.mark.parametrize("experts", ["[0-9]", "1"])
+def test_codes_of_experts_without_absmax(tmp_path, experts):
+    save(tmp_path / "plain", "Mixtral")
+    options = ("--to", "nf4", "--experts", "int8", *MIXED)
+    directory = convert(tmp_path / "plain", tmp_path / "int8", *options)
+    state = safetensors.torch.load_file(directory / "model.safetensors")
+    kept = {name: t for name, t in state.items() if not re.search(rf"layers\.0.*experts\.{experts}\..*SCB", name)}
+    assert len(kept) < len(state)
+    safetensors.torch.save_file(kept, directory / "model.safetensors", {"format": "pt"})
+    says = r"int8/model.safetensors: tensor 'model.layers.0.*experts.*' is codes in I8, but their SCB is missing$"
+    refused(says, directory)
+    refused(says, directory, transformers.AutoModelForCausalLM.from_pretrained)
+
+
+def test_absmax_without_codes(damaged):
+    weight = "model.embed_tokens.weight"
+    directory = damaged("mixed", lambda state: state.update({weight: state[weight].half()}))
+    refused(f"model.safetensors: tensor '{weight}': weight: is torch.float16, not torch.int8$", directory)
+
+
 def test_a_weight_format_of_two_values(damaged):
     weight_format = WEIGHT.replace(".weight", ".weight_format")
     directory = damaged("int8", lambda state: state.update({weight_format: torch.zeros(2, dtype=torch.uint8)}))
