@@ -520,6 +520,13 @@ bool splits_tensors(const ModelClass& model) {
   return line && std::ranges::any_of(line->merges, [](const NameRule& merge) { return merge.to.size() > 1; });
 }
 
+bool ties_embeddings(const ModelClass& model) {
+  const auto line = find_architecture_line(model);
+  if (!line) return false;
+  const Architecture table(*line);
+  return std::ranges::any_of(table.entries(), [](const Entry& entry) { return entry.why_tied.has_value(); });
+}
+
 bool has_other_parts(const ModelClass& model) {
   const auto line = find_architecture_line(model);
   return line && line->has_other_parts;

@@ -81,6 +81,9 @@ class RoleFinder {
 /// Whether transformers makes several parameters of one stored tensor when it loads this architecture.
 [[nodiscard]] bool splits_tensors(const ModelClass& model);
 
+/// Whether a model of this class shares its embeddings with another layer if tie_word_embeddings says so.
+[[nodiscard]] bool ties_embeddings(const ModelClass& model);
+
 /// Whether config.json names other parts than its class has by default, or unknown ones. The table then says what
 /// transformers could replace, but not which of these layers it would leave plain if nothing tells it.
 [[nodiscard]] bool has_other_parts(const ModelClass& model);

@@ -15,6 +15,12 @@ def llama(**changes):
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | changes))
 
 
+def classifier():
+    """Its configuration says that embeddings are tied, but it has no output layer."""
+    config = llama(tie_word_embeddings=True).config
+    return transformers.LlamaForSequenceClassification(config)
+
+
 def gpt2():
     config = transformers.GPT2Config(
         n_embd=32, n_layer=2, n_head=2, n_positions=32, vocab_size=50, bos_token_id=0, eos_token_id=0
@@ -69,6 +75,7 @@ CASES = {
     "bias-all": (llama, dict(target_modules=["q_proj"], bias="all")),
     "bias-lora-only": (llama, dict(target_modules=["q_proj"], bias="lora_only")),
     "modules-to-save": (llama, dict(target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"])),
+    "modules-to-save-without-a-head": (classifier, dict(target_modules=["q_proj"], modules_to_save=["embed_tokens"])),
     "embedding": (llama, dict(target_modules=["embed_tokens", "q_proj"])),
     "embedding-dora": (llama, dict(target_modules=["embed_tokens"], use_dora=True)),
     "head": (llama, dict(target_modules=["lm_head"])),
@@ -228,6 +235,13 @@ def test_different_rows_of_tied_embeddings(nibble, tmp_path):
     make(tmp_path, lambda: llama(tie_word_embeddings=True), target_modules=["q_proj"], trainable_token_indices=tokens)
     line = fails(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "fp32")
     assert "has no tensor 'lm_head.weight': its output layer may be tied to its embeddings" in line
+
+
+@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
+def test_tied_layers_that_peft_unties(nibble, tmp_path, module):
+    make(tmp_path, lambda: llama(tie_word_embeddings=True), target_modules=["q_proj"], modules_to_save=[module])
+    line = fails(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "bf16")
+    assert "with which the output layer is tied" in line or "may be tied to its embeddings" in line
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ std::vector<TensorUpdate> updates_of(const Adapter& adapter, const PlainReader& 
   const bool guessed = base.model().architecture.empty();
   const auto roles =
       guessed ? make_role_finder_by_name(tensors) : make_role_finder(base.model(), tensors, base.is_tied());
-  return plan_updates(adapter, {escaped(base.path().native()), tensors, *roles, base.is_tied(), guessed, {}});
+  const bool tied = base.is_tied() && ties_embeddings(base.model());
+  return plan_updates(adapter, {escaped(base.path().native()), tensors, *roles, tied, guessed, {}});
 }
 
 }  // namespace

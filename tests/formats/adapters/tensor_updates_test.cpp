@@ -353,6 +353,18 @@ TEST(TensorUpdates, NamesThatTheBaseLacks) {
               EndsWith("base has no tensor 'lm_head.weight': its output layer may be tied to its embeddings"));
 }
 
+// peft unties the two layers for it.
+TEST(TensorUpdates, OtherEmbeddingsThanThoseOfATiedOutputLayer) {
+  Base gpt2({weight("transformer.wpe.weight", {32, 64}), weight("transformer.wte.weight", {100, 64})},
+            "GPT2LMHeadModel");
+  EXPECT_EQ(gpt2.plan(AdapterMaker().add("transformer.wte.weight", {100, 64}).make()).size(), 1u);
+  gpt2.tied = true;
+  EXPECT_EQ(gpt2.plan(AdapterMaker().add("transformer.wpe.weight", {32, 64}).make()).size(), 1u);
+  EXPECT_THAT(gpt2.refusal(AdapterMaker().add("transformer.wte.weight", {100, 64})),
+              EndsWith("replaces 'transformer.wte.weight' of base, with which the output layer is tied: peft unties "
+                       "them, nibble cannot"));
+}
+
 TEST(TensorUpdates, ShapesThatDoNotFit) {
   EXPECT_THAT(
       llama().refusal(AdapterMaker(R"("r":2)").add_low_rank(down, 64, 64, 2)),
