@@ -32,6 +32,7 @@ void run_program(std::vector<std::string> arguments, Terminal& terminal) {
   for (const auto add : commands) add(app, terminal);
 
   arguments = with_help_option(app, with_dashes(std::move(arguments)));
+  refuse_empty_values(app, arguments);
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes them from the back
   } catch (const CLI::Success& success) {

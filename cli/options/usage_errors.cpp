@@ -41,6 +41,12 @@ const CLI::Option* option_in(const CLI::App& command, std::string_view text) {
   return nullptr;
 }
 
+std::string needs_value(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  return fmt::format("{} needs a value: {}", option.get_name(),
+                     type == codec_type ? fmt::format("{}", fmt::join(target_names(), "|")) : type);
+}
+
 // CLI11's own texts talk about its types and counts.
 std::string reworded(const CLI::App& app, const CLI::App& command, const CLI::ParseError& error) {
   const std::string text = one_line(error.what());
@@ -58,9 +64,7 @@ std::string reworded(const CLI::App& app, const CLI::App& command, const CLI::Pa
     case CLI::ExitCodes::ArgumentMismatch:
       if (option == nullptr) break;
       if (option->count() > 1) return fmt::format("{} is given {} times", option->get_name(), option->count());
-      return fmt::format("{} needs a value: {}", option->get_name(),
-                         option->get_type_name() == codec_type ? fmt::format("{}", fmt::join(target_names(), "|"))
-                                                               : option->get_type_name());
+      return needs_value(*option);
     case CLI::ExitCodes::ConversionError:
       if (option != nullptr && option->get_items_expected_max() == 0)
         return fmt::format("{} takes no value", option->get_name());
@@ -123,6 +127,18 @@ std::string explain(CLI::App& app, const std::vector<std::string>& arguments, co
   // Leftovers of an unknown option, such as its value, cause errors of their own, which say less.
   if (const auto unknown = first_unknown(parsed)) return unknown_option(parsed, *unknown) + help;
   return reworded(app, parsed, error) + help;
+}
+
+void refuse_empty_values(CLI::App& app, const std::vector<std::string>& arguments) {
+  CLI::App* const command = arguments.empty() ? nullptr : find_command(app, arguments.front());
+  if (command == nullptr) return;
+  for (const std::string& argument : arguments) {
+    if (argument == "--") return;
+    if (!argument.starts_with("--") || argument.find('=') != argument.size() - 1) continue;
+    const CLI::Option* const option = command->get_option_no_throw(argument.substr(0, argument.size() - 1));
+    if (option != nullptr && option->get_items_expected_max() > 0)
+      throw Error(Errc::usage, fmt::format("{} (see nibble {} --help)", needs_value(*option), command->get_name()));
+  }
 }
 
 std::vector<std::string> with_help_option(CLI::App& app, std::vector<std::string> arguments) {

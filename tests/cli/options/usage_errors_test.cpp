@@ -43,6 +43,15 @@ class UsageErrors : public testing::Test {
   test::TempDir root_;
 };
 
+// The next option must not be taken for the value: a limit would be lost, and a file be named after it.
+TEST_F(UsageErrors, AnEmptyValueIsNotTheNextOption) {
+  EXPECT_EQ(error_of("measure w.safetensors w.safetensors --html= --max-rmse=1"),
+            "--html needs a value: FILE (see nibble measure --help)");
+  EXPECT_EQ(error_of("convert w.safetensors out.safetensors --skip= --to nf4"),
+            "--skip needs a value: RE (see nibble convert --help)");
+  EXPECT_EQ(error_of("convert w.safetensors -- --to="), "--to is required (see nibble convert --help)");
+}
+
 TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
   const std::string convert = "convert w.safetensors out.safetensors --to ";
   EXPECT_EQ(error_of(convert + "fp16 --on-overflow saturate"),
