@@ -298,6 +298,12 @@ TEST_F(ResumeTest, SkipsWhatIsFinished) {
   EXPECT_EQ(progress.told().size(), tensors);  // those that were finished, too
 }
 
+TEST_F(ResumeTest, SkipsWhatIsFinishedOfAShardThatBeganAgain) {
+  write_model({1});
+  EXPECT_NE(interrupt(recipe("nf4"), tensors + 4), "");  // it began again after all of them
+  EXPECT_EQ(tensors_read(recipe("nf4")), 2U);
+}
+
 TEST_F(ResumeTest, TheErrorSaysHow) {
   StopAfter progress(2);
   try {
