@@ -108,9 +108,9 @@ class _OpenedFile:
 class Checkpoint(Mapping[str, np.ndarray]):
     """A mapping from names to read-only arrays, in the order of the files. Arrays stay valid after close().
 
-    Raises InputChangedError for a tensor of a file that was changed or replaced between opening and the first use. A file
-    must not become shorter while its arrays are used: reading beyond its end then ends the process, as for every mapped
-    file.
+    Raises InputChangedError for a tensor of a file that was changed or replaced between opening and the first use.
+    A file must not become shorter while its arrays are used: reading beyond its end then ends the process, as for every
+    mapped file.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_memory: int = 0):

@@ -159,8 +159,8 @@ def _this_thread_ends() -> bool:
 
 def _end_running(max_seconds: float = 10) -> None:
     """Python does not wait for daemon threads: where one asks for the interpreter after the end, its stack is unwound.
-    Through the library, which calls `progress` and notes, that would abort the process. So commands are cancelled before
-    the end and waited for, except that a callback which never returns must not keep the process."""
+    Through the library, which calls `progress` and notes, that would abort the process. So commands are cancelled
+    before the end and waited for, except that a callback which never returns must not keep the process."""
     global _python_ends
     _python_ends = True
     running = list(_running)
@@ -178,8 +178,8 @@ os.register_at_fork(after_in_child=_running.clear)  # the child has no other thr
 def run(command: str, *arguments: Path, progress: Progress | None = None, **options: Any) -> dict[str, Any]:
     """Runs a command of `nibble` and returns its JSON.
 
-    `progress` is called with the current tensor, the bytes of weights that are done, and their total, from one thread at
-    a time; while merge hashes the adapter, with the current file, the bytes that are hashed, and their total. If it
+    `progress` is called with the current tensor, the bytes of weights that are done, and their total, from one thread
+    at a time; while merge hashes the adapter, with the current file, the bytes that are hashed, and their total. If it
     returns False, the command stops, and Cancelled is raised; if it raises, the command stops as well, and run() raises
     that. Ctrl-C stops the command, too. A command that is stopped leaves no output behind; `resume=True` goes on with
     what a conversion had finished.
