@@ -21,9 +21,9 @@ def load(
 
     path: a directory, or the name of a model in the local Hugging Face cache, of which `revision` may choose a version.
     Quantized tensors are mapped from its files: processes that load the same directory share them. compute_dtype: the
-    type in which layers multiply; by default what config.json says. adapter: the directory of a LoRA, which peft puts on
-    the model. `options` go to from_pretrained(); those that are fields of the configuration, as use_cache=False, change
-    it.
+    type in which layers multiply; by default what config.json says. adapter: the directory of a LoRA, which peft puts
+    on the model. `options` go to from_pretrained(); those that are fields of the configuration, as use_cache=False,
+    change it.
 
     Raises nibble.BadInputError if a directory is incomplete, damaged or of another tool, or if the adapter is for another
     model, and nibble.UsageError for a device or type that cannot be used.
@@ -92,8 +92,8 @@ def _read_config(directory: str) -> Any:
 
 
 def _take_config(directory: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The configuration of the model, and the options that are for the model itself, as from_pretrained() of transformers
-    divides them: one that is given as an object takes no changes."""
+    """The configuration of the model, and the options that are for the model itself, as from_pretrained() divides them:
+    a configuration that is given as an object takes no changes."""
     import transformers
 
     options = dict(options)
