@@ -102,19 +102,21 @@ class UpdatePlanner {
     if (ours.dtype != theirs.dtype && !(is_weight_type(ours.dtype) && is_weight_type(theirs.dtype)))
       refuse_tensor(tensor, "is of type {}, but '{}' of {} is of type {}", traits(ours.dtype).name,
                     printable(theirs.name), base_.label, traits(theirs.dtype).name);
-    if (base_.tied && has_a_row_for_each_token(target))
+    if (base_.tied && embeds_tokens(target))
       refuse_tensor(tensor, "replaces '{}' of {}, with which the output layer is tied: peft unties them, nibble cannot",
                     printable(theirs.name), base_.label);
     check_first(update(target).replacement, target, tensor);
     update(target).replacement = tensor;
   }
 
-  // Embeddings of positions and of other things have fewer rows.
-  [[nodiscard]] bool has_a_row_for_each_token(std::size_t target) const {
-    std::uint64_t most = 0;
+  // Other embeddings are those of positions and the like. If nothing has a row for each token, any may embed them.
+  [[nodiscard]] bool embeds_tokens(std::size_t target) const {
+    const auto has_their_rows = [&](std::size_t t) { return base_.tensors.shape(t)[0] == base_.vocab_size; };
+    if (names_.role(target) != Role::embedding) return false;
+    if (has_their_rows(target)) return true;
     for (std::size_t t = 0; t < base_.tensors.size(); ++t)
-      if (names_.role(t) == Role::embedding) most = std::max(most, base_.tensors.shape(t)[0]);
-    return names_.role(target) == Role::embedding && base_.tensors.shape(target)[0] == most;
+      if (names_.role(t) == Role::embedding && has_their_rows(t)) return false;
+    return true;
   }
 
   void add_tokens(const std::string& module, std::size_t tensor) {

@@ -48,7 +48,8 @@ struct AdapterBase {
   std::string label;  ///< for errors
   const TensorList& tensors;
   RoleFinder& roles;
-  bool tied = false;                ///< the output layer shares the weight of the embeddings
+  bool tied = false;  ///< the output layer shares the weight of the embeddings
+  std::optional<std::uint64_t> vocab_size;
   bool guessed = false;             ///< roles are guessed from names and shapes: the architecture is not known
   std::vector<bool> turned_conv1d;  ///< Conv1D weights that are stored as [out, in]; empty: none
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <map>
 #include <vector>
 
@@ -195,9 +196,9 @@ constexpr std::array<std::string_view, 7> parts{"text_config",    "llm_config", 
                                                 "thinker_config", "generator",  "model_config"};
 
 // The other keys that are looked at.
-constexpr std::array<std::string_view, 8> facts{"architectures",      "model_type",          "dtype",
-                                                "torch_dtype",        "tie_word_embeddings", "quantization_config",
-                                                "compression_config", "quant_method"};
+constexpr std::array<std::string_view, 9> facts{"architectures",       "model_type",          "dtype",
+                                                "torch_dtype",         "tie_word_embeddings", "vocab_size",
+                                                "quantization_config", "compression_config",  "quant_method"};
 
 // An object inside a text that has been scanned already. It holds only the members that nibble reads.
 class Object {
@@ -242,6 +243,18 @@ std::optional<bool> find_tied(const Object& config, int levels = 3) {
     for (const std::string_view part : parts)
       if (const auto inner = config.object(part))
         if (const auto tied = find_tied(*inner, levels - 1)) return tied;
+  return std::nullopt;
+}
+
+std::optional<std::uint64_t> find_vocab_size(const Object& config, int levels = 3) {
+  const std::string_view value = config.find("vocab_size");
+  std::uint64_t size = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), size);
+  if (!value.empty() && error == std::errc() && end == value.data() + value.size()) return size;
+  if (levels > 0)
+    for (const std::string_view part : parts)
+      if (const auto inner = config.object(part))
+        if (const auto found = find_vocab_size(*inner, levels - 1)) return found;
   return std::nullopt;
 }
 
@@ -439,6 +452,7 @@ ModelConfig read(std::string_view text, std::string_view label, MemoryLimit& mem
   model.model_type = config.string("model_type");
   model.dtype = find_dtype_name(config);
   model.tie_word_embeddings = find_tied(config);
+  model.vocab_size = find_vocab_size(config);
   find_part_types(text, label, {}, model.part_types);
 
   std::vector<Quantization> found;

@@ -32,6 +32,8 @@ struct ModelConfig : ModelClass {
   /// missing, the default is that of the model class, which model_type names: there is no common default.
   std::optional<bool> tie_word_embeddings;
 
+  std::optional<std::uint64_t> vocab_size;  ///< found like tie_word_embeddings
+
   // Empty for plain weights.
   std::string quant_method;         ///< "compressed-tensors", "nibble", ...; bitsandbytes may leave it out
   std::string quantization_config;  ///< its JSON text

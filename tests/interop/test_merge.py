@@ -6,6 +6,7 @@ import peft
 import pytest
 import torch
 import transformers
+from models import edit_config
 from safetensors.torch import load_file, save_file
 
 
@@ -21,9 +22,9 @@ def classifier():
     return transformers.LlamaForSequenceClassification(config)
 
 
-def gpt2():
+def gpt2(n_positions=32):
     config = transformers.GPT2Config(
-        n_embd=32, n_layer=2, n_head=2, n_positions=32, vocab_size=50, bos_token_id=0, eos_token_id=0
+        n_embd=32, n_layer=2, n_head=2, n_positions=n_positions, vocab_size=50, bos_token_id=0, eos_token_id=0
     )
     return transformers.GPT2LMHeadModel(config)
 
@@ -76,6 +77,10 @@ CASES = {
     "bias-lora-only": (llama, dict(target_modules=["q_proj"], bias="lora_only")),
     "modules-to-save": (llama, dict(target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"])),
     "modules-to-save-without-a-head": (classifier, dict(target_modules=["q_proj"], modules_to_save=["embed_tokens"])),
+    "modules-to-save-of-positions": (
+        lambda: gpt2(n_positions=128),
+        dict(target_modules=["c_attn"], modules_to_save=["wpe"], fan_in_fan_out=True),
+    ),
     "embedding": (llama, dict(target_modules=["embed_tokens", "q_proj"])),
     "embedding-dora": (llama, dict(target_modules=["embed_tokens"], use_dora=True)),
     "head": (llama, dict(target_modules=["lm_head"])),
@@ -237,11 +242,22 @@ def test_different_rows_of_tied_embeddings(nibble, tmp_path):
     assert "has no tensor 'lm_head.weight': its output layer may be tied to its embeddings" in line
 
 
-@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
-def test_tied_layers_that_peft_unties(nibble, tmp_path, module):
+TIED = "with which the output layer is tied: peft unties them, nibble cannot"
+
+
+@pytest.mark.parametrize(
+    "module, why", [("embed_tokens", TIED), ("lm_head", "its output layer may be tied to its embeddings")]
+)
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "UnknownForCausalLM"])
+def test_tied_layers_that_peft_unties(nibble, tmp_path, module, why, architecture):
     make(tmp_path, lambda: llama(tie_word_embeddings=True), target_modules=["q_proj"], modules_to_save=[module])
-    line = fails(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "bf16")
-    assert "with which the output layer is tied" in line or "may be tied to its embeddings" in line
+    edit_config(tmp_path / "base", architectures=[architecture])
+    assert why in fails(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "bf16")
+
+
+def test_tied_layers_of_a_model_with_more_positions_than_tokens(nibble, tmp_path):
+    make(tmp_path, lambda: gpt2(n_positions=128), target_modules=["c_attn"], modules_to_save=["wte"])
+    assert TIED in fails(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "bf16")
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,12 @@ std::vector<TensorUpdate> updates_of(const Adapter& adapter, const PlainReader& 
   const bool guessed = base.model().architecture.empty();
   const auto roles =
       guessed ? make_role_finder_by_name(tensors) : make_role_finder(base.model(), tensors, base.is_tied());
-  const bool tied = base.is_tied() && ties_embeddings(base.model());
-  return plan_updates(adapter, {escaped(base.path().native()), tensors, *roles, tied, guessed, {}});
+  const auto& config = base.config();
+  // If the class is not known, config.json alone says whether anything is tied.
+  const bool tied =
+      guessed ? config && config->tie_word_embeddings.value_or(false) : base.is_tied() && ties_embeddings(base.model());
+  const auto vocab_size = config ? config->vocab_size : std::nullopt;
+  return plan_updates(adapter, {escaped(base.path().native()), tensors, *roles, tied, vocab_size, guessed, {}});
 }
 
 }  // namespace

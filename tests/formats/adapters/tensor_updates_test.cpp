@@ -29,6 +29,7 @@ class Base {
     AdapterBase base{"base", tensors_, *roles_};
     base.turned_conv1d = turned;
     base.tied = tied;
+    base.vocab_size = vocab_size;
     base.guessed = guessed;
     return plan_updates(adapter, base);
   }
@@ -39,6 +40,7 @@ class Base {
 
   std::vector<bool> turned;
   bool tied = false, guessed;
+  std::optional<std::uint64_t> vocab_size;
 
  private:
   TensorList tensors_;
@@ -355,14 +357,21 @@ TEST(TensorUpdates, NamesThatTheBaseLacks) {
 
 // peft unties the two layers for it.
 TEST(TensorUpdates, OtherEmbeddingsThanThoseOfATiedOutputLayer) {
-  Base gpt2({weight("transformer.wpe.weight", {32, 64}), weight("transformer.wte.weight", {100, 64})},
-            "GPT2LMHeadModel");
-  EXPECT_EQ(gpt2.plan(AdapterMaker().add("transformer.wte.weight", {100, 64}).make()).size(), 1u);
-  gpt2.tied = true;
-  EXPECT_EQ(gpt2.plan(AdapterMaker().add("transformer.wpe.weight", {32, 64}).make()).size(), 1u);
-  EXPECT_THAT(gpt2.refusal(AdapterMaker().add("transformer.wte.weight", {100, 64})),
-              EndsWith("replaces 'transformer.wte.weight' of base, with which the output layer is tied: peft unties "
-                       "them, nibble cannot"));
+  const std::string wte = "transformer.wte.weight", wpe = "transformer.wpe.weight";
+  const std::string why = " of base, with which the output layer is tied: peft unties them, nibble cannot";
+  for (const std::uint64_t positions : {32, 200}) {
+    Base gpt2({weight(wpe, {positions, 64}), weight(wte, {100, 64})}, "GPT2LMHeadModel");
+    gpt2.vocab_size = 100;
+    EXPECT_EQ(gpt2.plan(AdapterMaker().add(wte, {100, 64}).make()).size(), 1u);
+    gpt2.tied = true;
+    EXPECT_EQ(gpt2.plan(AdapterMaker().add(wpe, {positions, 64}).make()).size(), 1u);
+    EXPECT_THAT(gpt2.refusal(AdapterMaker().add(wte, {100, 64})), EndsWith("replaces '" + wte + "'" + why));
+    for (const std::optional<std::uint64_t> unknown :
+         {std::optional<std::uint64_t>(), std::optional<std::uint64_t>(7)}) {
+      gpt2.vocab_size = unknown;
+      EXPECT_THAT(gpt2.refusal(AdapterMaker().add(wpe, {positions, 64})), EndsWith("replaces '" + wpe + "'" + why));
+    }
+  }
 }
 
 TEST(TensorUpdates, ShapesThatDoNotFit) {
