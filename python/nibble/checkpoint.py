@@ -11,6 +11,7 @@ Quantized weights come part by part, as they are stored.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
@@ -222,7 +223,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
                     os.close(file)
             except (OSError, ValueError) as error:
                 raise system_error(f"{info.file}: cannot be mapped: {error}", error) from error
-            self._maps[info.file] = mapped
+            self._maps.setdefault(info.file, mapped)  # another thread may have been faster: all share one map
         return self._maps[info.file]
 
 
@@ -232,15 +233,18 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _identities(path: str | os.PathLike[str]) -> set[tuple[int, ...]]:
-    """Of the files that opening this path may read. None if it is the name of a model in the hub's cache, whose files
+    """Of the files that opening this path may read. Empty if it is the name of a model in the hub's cache, whose files
     nothing changes."""
-    try:
-        if os.path.isdir(path):
-            with os.scandir(path) as entries:
-                return {_identity(entry.stat()) for entry in entries if entry.is_file()}
-        return {_identity(os.stat(path))}
-    except OSError:
-        return set()  # the library says what is wrong with the path
+    found: set[tuple[int, ...]] = set()
+    if not os.path.exists(path):
+        return found  # if it is no such name either, the library says so
+    with contextlib.suppress(OSError):
+        folder = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir  # an index names files beside it
+        with os.scandir(os.fspath(folder)) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    found.add(_identity(entry.stat()))
+    return found
 
 
 def _opened(file: str, before: set[tuple[int, ...]]) -> _OpenedFile:

@@ -37,6 +37,8 @@ def arguments_of(command: str, options: dict[str, Any]) -> list[str]:
     arguments = []
     for name, value in options.items():
         option = "--" + name.rstrip("_").replace("_", "-")
+        if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.bool_):
+            value = bool(value)
         if value is None or value is False:
             continue
         if value is True:
@@ -60,7 +62,7 @@ def text_of(value: Any, name: str) -> str:
 
 @functools.cache
 def _options_with_values(command: str) -> set[str]:
-    """None if there is no such command, which is for the library to say."""
+    """Empty if there is no such command, which is for the library to say."""
     known = list_commands().get(command, {"options": []})["options"]
     return {option["name"] for option in known if option["takes_value"]}
 
@@ -137,7 +139,9 @@ class Job:
         try:
             thread.start()
             ended.wait()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and thread.ident is None:  # Python 3.12 starts no thread while it ends
+                return self.run()
             self.cancel.value = 1
             if began.wait(1):  # else start() was interrupted before there was a thread
                 ended.wait()
@@ -158,9 +162,9 @@ def _this_thread_ends() -> bool:
 
 
 def _end_running(max_seconds: float = 10) -> None:
-    """Python does not wait for daemon threads: where one asks for the interpreter after the end, its stack is unwound.
-    Through the library, which calls `progress` and notes, that would abort the process. So commands are cancelled
-    before the end and waited for, except that a callback which never returns must not keep the process."""
+    """Python does not wait for daemon threads. It unwinds the stack of one that takes the GIL after the end, and that
+    aborts the process if the stack leads through libnibble, which calls `progress`. So commands are cancelled before
+    the end, and waited for. A callback that never returns must not keep the process, hence the limit."""
     global _python_ends
     _python_ends = True
     running = list(_running)
@@ -189,6 +193,8 @@ def run(command: str, *arguments: Path, progress: Progress | None = None, **opti
 
 def _run(command: str, arguments: Sequence[Path], progress: Progress | None, options: dict[str, Any]) -> dict[str, Any]:
     """run() without its signature. A warning names the line that called the caller of this function."""
+    if not isinstance(command, str):
+        raise UsageError(f"the command is a {type(command).__name__}, not a text")
     words = [command, *arguments_of(command, options), "--", *map(os.fsdecode, arguments)]
     job = Job(words, progress)
     job.run_interruptibly() if threading.current_thread() is threading.main_thread() else job.run()

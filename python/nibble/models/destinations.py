@@ -35,10 +35,10 @@ class Unplaceable(ValueError):
     """A quantized weight that no part of the model takes."""
 
 
-Finding = Callable[[str], Optional[Destination]]
+FindDestination = Callable[[str], Optional[Destination]]
 
 
-def destination_finder(model: torch.nn.Module) -> Finding:
+def destination_finder(model: torch.nn.Module) -> FindDestination:
     """Where in the model the codes of this name in the checkpoint belong: `model.layers.0.mlp.up_proj.weight`. Raises
     Unplaceable if transformers would do more with them than rename and merge them."""
     rename = _renaming(model)

@@ -92,8 +92,8 @@ def _read_config(directory: str) -> Any:
 
 
 def _take_config(directory: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The configuration of the model, and the options that are for the model itself, as from_pretrained() divides them:
-    a configuration that is given as an object takes no changes."""
+    """The configuration of the model, and the options that are for the model itself. As in from_pretrained(), options
+    that are fields of the configuration change it, unless `config` is an object."""
     import transformers
 
     options = dict(options)

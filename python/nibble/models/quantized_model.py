@@ -15,7 +15,7 @@ import torch
 from ..checkpoint import open_checkpoint
 from ..errors import BadInputError
 from ..nn import ExpertWeights, QuantizedWeight
-from .destinations import Destination, Finding, Unplaceable, destination_finder
+from .destinations import Destination, FindDestination, Unplaceable, destination_finder
 from .weights import StoredWeight, find_weights
 
 
@@ -93,26 +93,27 @@ class QuantizedModel:
             f"{100 * quantized / max(total, 1):.1f} % of the bytes"
         )
 
-    def _destination(self, find: Finding, name: str) -> Destination:
+    def _destination(self, find: FindDestination, name: str) -> Destination:
         found = find(name)
         if found is None:
             raise Unplaceable(f"tensor '{name}': {type(self._model).__name__} has no weight of this name")
         return found
 
-    def _check_codes(self, find: Finding) -> None:
-        """Refuses int8 codes without SCB: transformers would take them for the weights themselves. The model may have
-        buffers of this type, but its weights are floating-point numbers."""
+    def _check_codes(self, find: FindDestination) -> None:
+        """Refuses codes without the tensors that say what they stand for: transformers would take them for the weights
+        themselves. The model may have buffers of integers, but its weights are floating-point numbers."""
         parts = {part for weight in self._weights.values() for part in weight.parts.values()}
         for name in self._tensors:
             info = self._tensors.info(name)
-            if info.dtype != "I8" or len(info.shape) != 2 or name in parts:
+            if not info.dtype.startswith(("I", "U")) or name in parts:
                 continue
             at = find(name)
             if at is None:
                 continue
             filled = self._model.get_submodule(at.module)._parameters.get(at.leaf)
             if filled is not None and filled.is_floating_point():
-                raise BadInputError(f"{info.file}: tensor '{name}' is codes in I8, but their SCB is missing")
+                codes = f"tensor '{name}' holds {info.dtype} codes"
+                raise BadInputError(f"{info.file}: {codes}, but has no SCB or quant_state")
 
     def _expert_weights(self, place: tuple[str, str], pieces: list[tuple[Destination, StoredWeight]]) -> ExpertWeights:
         experts: dict[int, dict[int, StoredWeight]] = {}

@@ -48,6 +48,10 @@ def is_key(name: str) -> bool:
     return name.startswith(_KEY)
 
 
+def _is_size(size: Any) -> bool:
+    return type(size) is int and 0 < size < 1 << 63
+
+
 def read(tensors: dict[str, torch.Tensor], name: str) -> QuantState:
     """The QuantState among `tensors`. Raises ValueError with one sentence that starts with `name`."""
     keys = [key for key in tensors if is_key(key)]
@@ -59,7 +63,7 @@ def read(tensors: dict[str, torch.Tensor], name: str) -> QuantState:
     _check(fields, name, "blocksize", BLOCKSIZES)
     _check(fields, name, "dtype", tuple(_DTYPES))
     shape = fields.get("shape")
-    if not (isinstance(shape, list) and len(shape) == 2 and all(type(size) is int and size > 0 for size in shape)):
+    if not (isinstance(shape, list) and len(shape) == 2 and all(_is_size(size) for size in shape)):
         raise ValueError(f"{name}: its quant_state has the shape {reprlib.repr(shape)}, not two dimensions")
     offset: Any = None
     if "nested_offset" in fields or "nested_blocksize" in fields:

@@ -58,6 +58,7 @@ def tensor_of(text):
     ({"blocksize": 64.0}, "the blocksize 64.0, not one of 32, 64"),
     ({"dtype": "int8"}, "the dtype 'int8', not one of float32"),
     ({"shape": "64"}, "the shape '64', not two dimensions"),
+    ({"shape": [10**400, 64]}, "the shape .*, not two dimensions"),
     ({"shape": [64.0, 64]}, r"the shape \[64.0, 64\], not two dimensions"),
     ({"quant_type": "fp4"}, "the quant_type 'fp4', not nf4"),
     ({"nested_blocksize": 64}, "the nested_blocksize 64, not 256"),
@@ -116,7 +117,7 @@ def test_a_quant_state_that_is_no_object(damaged, content, says):
 def test_codes_without_absmax(damaged, name, scb):
     directory = damaged(name, lambda state: state.pop(scb))
     weight = scb.replace(".SCB", ".weight")
-    says = f"{re.escape(str(directory))}/model.safetensors: tensor '{weight}' is codes in I8, but their SCB is missing$"
+    says = f"{re.escape(str(directory))}/model.safetensors: tensor '{weight}' holds I8 codes, but has no SCB"
     refused(says, directory)
     if name == "mixed":  # what transformers opens by nibble's quantizer
         refused(says, directory, transformers.AutoModelForCausalLM.from_pretrained)
@@ -127,7 +128,17 @@ def test_codes_none_of_which_has_absmax(damaged):
         for name in [name for name in state if name.endswith((".SCB", ".weight_format"))]:
             del state[name]
 
-    refused("are? codes in I8, but their SCB is missing$|is codes in I8", damaged("int8", change))
+    refused("holds I8 codes, but has no SCB or quant_state$", damaged("int8", change))
+
+
+@pytest.mark.parametrize("dtype, name", [(torch.uint8, "U8"), (torch.int16, "I16"), (torch.int64, "I64")])
+def test_codes_in_another_type_without_absmax(damaged, dtype, name):
+    def change(state):
+        del state[WEIGHT.replace(".weight", ".SCB")]
+        state[WEIGHT] = state[WEIGHT].to(dtype)
+
+    with pytest.raises(nibble.BadInputError, match=f"'{WEIGHT}' holds {name} codes, but has no SCB or quant_state$"):
+        nibble.load(damaged("int8", change))
 
 
 @pytest.mark.skipif(transformers.__version__ < "5", reason="transformers 4 has a module for each expert")
@@ -140,7 +151,7 @@ def test_codes_of_experts_without_absmax(tmp_path, experts):
     kept = {name: t for name, t in state.items() if not re.search(rf"layers\.0.*experts\.{experts}\..*SCB", name)}
     assert len(kept) < len(state)
     safetensors.torch.save_file(kept, directory / "model.safetensors", {"format": "pt"})
-    says = r"int8/model.safetensors: tensor 'model.layers.0.*experts.*' is codes in I8, but their SCB is missing$"
+    says = r"int8/model.safetensors: tensor 'model.layers.0.*experts.*' holds I8 codes, but has no SCB or quant_state$"
     refused(says, directory)
     refused(says, directory, transformers.AutoModelForCausalLM.from_pretrained)
 

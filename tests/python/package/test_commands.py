@@ -287,6 +287,16 @@ def test_numbers_of_numpy_are_numbers(checkpoint, tmp_path):
         assert tensors["layers.0.weight.absmax"].shape == (256,)
 
 
+def test_booleans_of_numpy_are_booleans(checkpoint, tmp_path):
+    for double_quant in (np.True_, np.False_):
+        nibble.convert(checkpoint, tmp_path / "out", to="nf4", no_double_quant=double_quant, overwrite=np.True_)
+
+
+def test_a_command_that_is_no_text_is_refused():
+    with pytest.raises(nibble.UsageError, match="^the command is a list, not a text$"):
+        nibble.run(["convert"], overwrite=True)
+
+
 def test_true_for_an_option_that_needs_a_value_is_refused(checkpoint, tmp_path):
     for function in (nibble.convert, lambda *given, **options: nibble.run("convert", *given, **options)):
         with pytest.raises(nibble.UsageError, match="^block_size is True, and --block-size needs a value$"):

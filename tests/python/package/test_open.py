@@ -1,5 +1,6 @@
 """nibble.open: the bytes of the files, without a copy, as long as somebody uses them."""
 
+import concurrent.futures
 import errno
 import gc
 import json
@@ -43,6 +44,22 @@ def test_opening_maps_nothing(checkpoint):
     tensors = nibble.open(checkpoint)
     assert str(checkpoint) not in pathlib.Path("/proc/self/maps").read_text()
     assert tensors.info("bias").shape == (128,)
+
+
+def test_an_index_and_the_shards_beside_it(checkpoint, weights, tmp_path):
+    shutil.copy(checkpoint, tmp_path / "shard.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(weights, "shard.safetensors")}))
+    with nibble.open(index) as tensors:
+        assert np.array_equal(tensors["bias"], weights["bias"])
+
+
+def test_threads_share_one_map(checkpoint):
+    for _ in range(50):
+        tensors = nibble.open(checkpoint)
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
+            arrays = list(threads.map(tensors.__getitem__, ["bias"] * 8))
+        assert len({array.ctypes.data for array in arrays}) == 1
 
 
 def test_an_array_outlives_its_checkpoint(checkpoint, weights):
