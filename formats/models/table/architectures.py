@@ -15,8 +15,8 @@ put through transformers' own rule for bitsandbytes: get_modules_to_not_convert,
 exact type of the module. The union of the builds is the table; the first build wins where two contradict, and stderr
 says so, as it does of a build that fails. The output depends on nothing but the version of transformers.
 
-classes.py, configurations.py and builds.py have what is built, roles.py, parts.py and loading_rules.py what is found in a
-model, and sharing.py what lines have in common.
+classes.py, configurations.py and builds.py have what is built, roles.py, parts.py and loading_rules.py what is found in
+a model, and sharing.py what lines have in common.
 
 A class that puts a model of any kind into itself, such as the language model of a LLaVA, has that in "parts": the
 module ("at"), the part of config.json that decides ("config"), the auto classes that are asked in turn, the class
@@ -220,8 +220,8 @@ def main():
         print(f"failed: {name}: {why}", file=sys.stderr)
     missing = sorted(known - set(lines)) if not options.only else []
     print(f"missing from the auto mappings: {missing}", file=sys.stderr)
-    print(f"{len(lines)} classes, {len(known & set(lines))} of {len(known)} in the auto mappings, {len(failed)} failed, "
-          f"{len(text)} bytes", file=sys.stderr)
+    covered = f"{len(known & set(lines))} of {len(known)} in the auto mappings"
+    print(f"{len(lines)} classes, {covered}, {len(failed)} failed, {len(text)} bytes", file=sys.stderr)
 
 
 if __name__ == "__main__":

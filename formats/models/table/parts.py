@@ -59,7 +59,7 @@ def is_always_of_one_class(config, path):
 
 @functools.cache
 def rewritten_types(owner, name, autos):
-    """{model_type: class} of the types for which a configuration makes a part of another class than the auto classes."""
+    """{model_type: class} of the types of which a configuration makes another class than the auto classes do."""
     found = {}
     bases = [base for base in owner.__mro__ if base.__module__.startswith("transformers.models.")]
     code = [vars(base)["__post_init__"] for base in bases if "__post_init__" in vars(base)]

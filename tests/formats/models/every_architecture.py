@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Whether nibble would quantize what transformers does, for every model class of transformers.
 
-    tests/formats/models/every_architecture.py build/release/nibble                 all of them: six minutes on two cores
-    tests/formats/models/every_architecture.py build/release/nibble --only Bert T5  those whose names start so
+    python tests/formats/models/every_architecture.py build/release/nibble   all of them: six minutes on two cores
+    ... --only Bert T5                                                       those whose names start so
 
 Each class is built from its default configuration on the meta device and saved without weights: a file of its names,
 whose bytes are a hole. `nibble convert --to nf4 --dry-run` says what it would quantize, and transformers' own rule says
 what it should. Names are those of the model, and those that saving it gives them, with and without changes of prefixes.
-Layers that nibble leaves plain for one of the reasons in LIMITS are no difference; they are printed. Ends with 1 if there
-is a difference.
+Layers that nibble leaves plain for one of the reasons in LIMITS are no difference; they are printed. Ends with 1 if
+there is a difference.
 """
 
 import argparse
