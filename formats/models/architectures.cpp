@@ -116,6 +116,7 @@ std::unique_ptr<const RE2> compile(const std::optional<std::string>& text) {
 
 std::vector<Transform> compile(const std::vector<NameRule>& rules) {
   std::vector<Transform> result;
+  result.reserve(rules.size());
   for (const NameRule& rule : rules)
     result.push_back({compile(rule.from), rule.to, compile(rule.unless), compile(rule.when), rule.scope});
   return result;

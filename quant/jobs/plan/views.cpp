@@ -38,7 +38,7 @@ ModelRoles roles_of(const StoredWeights& in, const Scheme* scheme) {
   const auto& config = in.reader().config();
   const TensorList& tensors = in.reader().tensors();
   if (config && !config->architecture.empty()) {
-    ModelRoles roles{{}, *config, config->tie_word_embeddings.value_or(false)};
+    ModelRoles roles{{}, static_cast<const ModelClass&>(*config), config->tie_word_embeddings.value_or(false)};
     const LoadingRules rules = scheme == nullptr ? LoadingRules{} : loading_rules(*scheme);
     roles.finder = make_role_finder(roles.model, tensors, roles.tied, rules);
     // If the configuration does not say whether the head is tied, the file does: a tied head is not stored.
