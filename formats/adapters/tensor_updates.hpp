@@ -48,10 +48,10 @@ struct AdapterBase {
   std::string label;  ///< for errors
   const TensorList& tensors;
   RoleFinder& roles;
-  bool tied = false;  ///< the output layer shares the weight of the embeddings
-  std::optional<std::uint64_t> vocab_size;
-  bool guessed = false;             ///< roles are guessed from names and shapes: the architecture is not known
-  std::vector<bool> turned_conv1d;  ///< Conv1D weights that are stored as [out, in]; empty: none
+  bool tied = false;                        ///< the output layer shares the weight of the embeddings
+  std::optional<std::uint64_t> vocab_size;  ///< of config.json: the rows of the embeddings of tokens
+  bool guessed = false;                     ///< roles are guessed from names and shapes: the architecture is not known
+  std::vector<bool> turned_conv1d;          ///< Conv1D weights that are stored as [out, in]; empty: none
 };
 
 /// The updates of all tensors that the adapter changes, in the order of the base. The names of an adapter are those of

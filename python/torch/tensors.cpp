@@ -22,6 +22,13 @@ constexpr std::array<Type, 8> types{{{ScalarType::Float, "torch.float32"},
                                      {ScalarType::Int, "torch.int32"},
                                      {ScalarType::Long, "torch.int64"}}};
 
+// Of x as a matrix.
+std::int64_t rows_of(const Tensor& x) {
+  std::int64_t rows = 1;
+  for (std::int64_t i = 0; i + 1 < x.dim(); ++i) rows *= x.size(i);
+  return rows;
+}
+
 }  // namespace
 
 std::string shape_text(const Tensor& tensor) {
@@ -72,9 +79,7 @@ Tensor as_matrix(std::string_view argument, const Tensor& x, std::int64_t column
     return fmt::format("{}: has the shape {}, and the weight needs {} columns", argument, shape_text(x), columns);
   });
   if (dimensions == 2) return row_major(x);
-  std::int64_t rows = 1;
-  for (std::int64_t i = 0; i + 1 < dimensions; ++i) rows *= x.size(i);
-  const std::array<std::int64_t, 2> shape{rows, columns};
+  const std::array<std::int64_t, 2> shape{rows_of(x), columns};
   return row_major(torch::stable::reshape(x, shape));
 }
 
@@ -84,9 +89,7 @@ Product empty_product(const Tensor& x, std::int64_t columns) {
   shape.back() = columns;
   const Tensor tensor = empty(shape, x.scalar_type(), x);
   if (x.dim() == 2) return {tensor, tensor};
-  std::int64_t rows = 1;
-  for (std::size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
-  return {tensor, torch::stable::view(tensor, {rows, columns})};
+  return {tensor, torch::stable::view(tensor, {rows_of(x), columns})};
 }
 
 void check_bias(const std::optional<Tensor>& bias, const Tensor& x, std::int64_t columns) {

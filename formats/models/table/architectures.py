@@ -1,7 +1,7 @@
 """Which tensors transformers quantizes, for every architecture it knows: writes formats/models/architectures.jsonl.
 
     cd formats/models/table
-    python architectures.py                 write the table (run by hand, about twenty minutes on two cores)
+    python architectures.py                 write the table (run by hand, eleven minutes on two cores)
     python architectures.py --only Bert T5  print the lines of the classes whose names start so
 
 What it says is checked against transformers: for every class by tests/interop/every_architecture.py (by hand), and for

@@ -175,8 +175,6 @@ def _load_with_info(path: str, model_class: Any, options: dict[str, Any]) -> Any
     inherited = transformers.PreTrainedModel.from_pretrained.__func__
     try:
         return model_class.from_pretrained(path, output_loading_info=True, **options)
-    except Error:
-        raise
     except Exception:
         if model_class.from_pretrained.__func__ is inherited:
             raise

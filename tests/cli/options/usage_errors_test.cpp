@@ -50,6 +50,12 @@ TEST_F(UsageErrors, AnEmptyValueIsNotTheNextOption) {
   EXPECT_EQ(error_of("convert w.safetensors out.safetensors --skip= --to nf4"),
             "--skip needs a value: RE (see nibble convert --help)");
   EXPECT_EQ(error_of("convert w.safetensors -- --to="), "--to is required (see nibble convert --help)");
+  // A flag needs none, an unknown option is unknown, and a value may end so.
+  EXPECT_EQ(error_of("convert w.safetensors out.safetensors --overwrite="),
+            "--to is required (see nibble convert --help)");
+  EXPECT_THAT(error_of("convert w.safetensors out.safetensors --to nf4 --htm="),
+              StartsWith("convert has no option '--htm'"));
+  EXPECT_THAT(error_of("convert w.safetensors out.safetensors --to nf4 --tensor=a="), StartsWith("--tensor 'a='"));
 }
 
 TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {

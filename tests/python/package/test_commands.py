@@ -292,6 +292,14 @@ def test_booleans_of_numpy_are_booleans(checkpoint, tmp_path):
         nibble.convert(checkpoint, tmp_path / "out", to="nf4", no_double_quant=double_quant, overwrite=np.True_)
 
 
+def test_where_no_thread_can_be_started(checkpoint, monkeypatch):
+    def start(_):
+        raise RuntimeError("can't create new thread at interpreter shutdown")  # Python 3.12 says so
+
+    monkeypatch.setattr("threading.Thread.start", start)
+    assert nibble.inspect(checkpoint)
+
+
 def test_a_command_that_is_no_text_is_refused():
     with pytest.raises(nibble.UsageError, match="^the command is a list, not a text$"):
         nibble.run(["convert"], overwrite=True)
