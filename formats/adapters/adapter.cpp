@@ -63,7 +63,24 @@ Adapter::Adapter(fs::path path, std::string_view label, Parts parts)
       config_(parts.config, label),
       weights_(std::move(parts.weights)) {
   for (std::size_t t = 0; t < weights_->tensors().size(); ++t) add(t);
+  // Such a weight is that of the base: codes are not trained.
+  for (const std::string& weight : quantized_) replacements_.erase(weight);
   check_complete();
+}
+
+bool Adapter::are_equal(std::size_t a, std::size_t b) const {
+  const TensorInfo of_a = weights_->tensors()[a], of_b = weights_->tensors()[b];
+  if (of_a.dtype != of_b.dtype || of_a.shape != of_b.shape) return false;
+  constexpr std::uint64_t piece = 1 << 20;
+  std::vector<std::byte> bytes_a(std::min(piece, of_a.bytes())), bytes_b(bytes_a.size());
+  for (std::uint64_t at = 0; at < of_a.bytes(); at += piece) {
+    const std::size_t size = std::min(piece, of_a.bytes() - at);
+    const auto part_a = std::span(bytes_a).first(size), part_b = std::span(bytes_b).first(size);
+    weights_->read(a, at, part_a);
+    weights_->read(b, at, part_b);
+    if (!std::ranges::equal(part_a, part_b)) return false;
+  }
+  return true;
 }
 
 void Adapter::refuse_tensor(std::size_t tensor, std::string_view fact) const {
@@ -74,6 +91,10 @@ void Adapter::add(std::size_t tensor) {
   const auto name = parse_adapter_name(weights_->tensors().name(tensor));
   if (!name) refuse_tensor(tensor, "is not a part of LoRA that nibble can merge");
   if (name->part == AdapterPart::unused) return;
+  if (name->part == AdapterPart::codes) {
+    quantized_.insert(name->module);
+    return;
+  }
   const auto put = [&](std::optional<std::size_t>& place) {
     if (place)
       refuse_tensor(tensor, fmt::format("means the same as '{}'", printable(weights_->tensors().name(*place))));

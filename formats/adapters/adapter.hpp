@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,9 @@ class Adapter {
   /// Tensors that replace those of the base: name in the model, and number in weights().
   [[nodiscard]] const std::map<std::string, std::size_t>& replacements() const noexcept { return replacements_; }
 
+  /// Whether two tensors have the same type, shape and bytes. Reads both, up to the first difference.
+  [[nodiscard]] bool are_equal(std::size_t a, std::size_t b) const;
+
  private:
   struct Parts {
     std::string config;
@@ -69,6 +73,7 @@ class Adapter {
   std::unique_ptr<Reader> weights_;
   std::map<std::string, Module> modules_;
   std::map<std::string, std::size_t> replacements_;
+  std::set<std::string> quantized_;  // weights that are saved as codes
 };
 
 }  // namespace nibble

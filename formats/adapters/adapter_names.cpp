@@ -3,11 +3,14 @@
 #include <array>
 #include <utility>
 
+#include "formats/models/weight_name.hpp"
+
 namespace nibble {
 namespace {
 
 constexpr std::string_view peft_prefix = "base_model.model.";
 constexpr std::string_view base_layer = ".base_layer";
+constexpr std::array<std::string_view, 2> int8_suffixes{".SCB", ".weight_format"};
 
 constexpr std::array<std::pair<std::string_view, AdapterPart>, 9> peft_suffixes{{
     {".lora_A.weight", AdapterPart::a},
@@ -20,6 +23,18 @@ constexpr std::array<std::pair<std::string_view, AdapterPart>, 9> peft_suffixes{
     {".token_adapter.trainable_tokens_delta", AdapterPart::tokens},
     {".lora_velora_embed", AdapterPart::unused},
 }};
+
+// The weight that a tensor of this name, without "base_layer", has the scales of: "lm_head.weight" of "lm_head.SCB", of
+// "lm_head.weight.absmax", and of "lm_head.weight.layers.0.SCB", as torch names them if the weight is computed when it
+// is needed. Empty if it has none.
+std::string weight_of_scales(const std::string& name) {
+  const std::string inside = std::string(weight_suffix) + ".";
+  if (const std::size_t at = name.find(inside); at != std::string::npos)
+    return name.substr(0, at) + std::string(weight_suffix);
+  for (const std::string_view suffix : int8_suffixes)
+    if (name.ends_with(suffix)) return name.substr(0, name.size() - suffix.size()) + std::string(weight_suffix);
+  return {};
+}
 
 // Removes the components "base_layer" and returns how many there were.
 std::size_t remove_base_layers(std::string& name) {
@@ -53,6 +68,11 @@ std::optional<AdapterName> parse_adapter_name(std::string_view name) {
   if (result.module.empty() || dotted.find(".lora_") != std::string::npos ||
       dotted.find(".token_adapter") != std::string::npos)
     return std::nullopt;
+  if (result.part != AdapterPart::replacement) return result;
+  if (std::string weight = weight_of_scales(result.module); !weight.empty()) {
+    result.part = AdapterPart::codes;
+    result.module = std::move(weight);
+  }
   return result;
 }
 

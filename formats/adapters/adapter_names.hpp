@@ -18,13 +18,14 @@ enum class AdapterPart : std::uint8_t {
   embedding_b,  ///< lora_embedding_B [dimensions, r]
   tokens,       ///< new rows of an embedding
   replacement,  ///< a tensor that replaces one of the base
+  codes,        ///< scales and the like of a quantized weight of the base, saved beside its adapter
   unused,       ///< needed for training alone
 };
 
 /// The name of a tensor in an adapter, taken apart.
 struct AdapterName {
   AdapterPart part = AdapterPart::replacement;
-  std::string module;  ///< in the model; for a replacement the name of the tensor
+  std::string module;  ///< in the model; for a replacement the name of the tensor, for codes that of the weight
   /// How many adapted parameters of the same module lie inside: peft nests their wrappers, and each adds ".base_layer"
   /// to the names of those inside.
   std::size_t depth = 0;

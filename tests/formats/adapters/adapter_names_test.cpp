@@ -30,6 +30,18 @@ TEST(AdapterNames, AllElseReplacesATensor) {
   expect("base_model.model.a.q.base_layer.bias", AdapterPart::replacement, "a.q.bias", 1);
 }
 
+// As peft saves the quantized output layer or embeddings that it has an adapter for.
+TEST(AdapterNames, ScalesOfAQuantizedWeightAreKnown) {
+  for (const char* scales :
+       {"a.head.base_layer.SCB", "a.head.base_layer.weight_format", "a.head.base_layer.weight.absmax",
+        "a.head.base_layer.weight.quant_state.bitsandbytes__nf4", "a.head.base_layer.weight.layers.0.SCB",
+        "a.head.base_layer.weight.layers.0.weight", "a.head.base_layer.weight.layers.0.weight.absmax"})
+    expect(std::string("base_model.model.") + scales, AdapterPart::codes, "a.head.weight", 1);
+  expect("head.SCB", AdapterPart::codes, "head.weight");
+  for (const char* other : {"a.weights.b", "a.SCBs", "a.SCB.weight", "SCB", "weight.a"})
+    expect(other, AdapterPart::replacement, other);
+}
+
 TEST(AdapterNames, ThePrefixMayBeMissing) { expect("a.q.lora_A.weight", AdapterPart::a, "a.q"); }
 
 TEST(AdapterNames, DepthIsTheNumberOfWrappersAround) {

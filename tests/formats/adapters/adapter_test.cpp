@@ -137,6 +137,40 @@ TEST(Adapter, RefusesTensorsThatMeanTheSame) {
               EndsWith("means the same as 'base_model.model.q.weight'"));
 }
 
+TEST(Adapter, CodesOfTheBaseReplaceNothing) {
+  for (const char* const scales : {"lm_head.base_layer.weight.absmax", "lm_head.base_layer.SCB"}) {
+    AdapterMaker maker(R"("r":2)");
+    maker.add_low_rank("lm_head", 8, 4, 2).add("model.norm.weight", {4});
+    maker.add("lm_head.base_layer.weight", {4, 1}, DType::bf16).add(scales, {1});  // quant_storage may be any type
+    const Adapter adapter = maker.make();
+    EXPECT_EQ(adapter.replacements().size(), 1u);
+    EXPECT_TRUE(adapter.replacements().contains("model.norm.weight"));
+    EXPECT_TRUE(adapter.modules().contains("lm_head"));
+  }
+  AdapterMaker only;
+  only.add("lm_head.weight", {4, 1}).add("lm_head.SCB", {1});
+  EXPECT_THAT(refusal(only), HasSubstr("has no tensor that changes a model"));
+}
+
+TEST(Adapter, TensorsAreEqualIfTypeShapeAndBytesAre) {
+  const Shape shape{3, 1 << 17};  // 1.5 MiB
+  std::vector<float> values = test::normal_weights(element_count(shape), 1);
+  AdapterMaker maker;
+  maker.add("a", shape, values).add("b", shape, values).add("shape", {shape[1], shape[0]}, values);
+  maker.add("dtype", {3}, {0, 0, 0}).add("other dtype", {3}, {0, 0, 0}, DType::bf16).add("none", {0}, {});
+  values.back() += 1;
+  maker.add("last", shape, values);
+  const Adapter adapter = maker.make();
+  const auto equal = [&](const char* a, const char* b) {
+    return adapter.are_equal(adapter.replacements().at(a), adapter.replacements().at(b));
+  };
+  EXPECT_TRUE(equal("a", "b"));
+  EXPECT_FALSE(equal("a", "last"));
+  EXPECT_FALSE(equal("a", "shape"));
+  EXPECT_FALSE(equal("dtype", "other dtype"));
+  EXPECT_TRUE(equal("none", "none"));
+}
+
 TEST(Adapter, RefusesOtherTensors) {
   EXPECT_THAT(refusal(AdapterMaker().add_low_rank("q", 4, 4, 2).add("q.lora_E", {2})),
               HasSubstr("tensor 'base_model.model.q.lora_E': is not a part of LoRA that nibble can merge"));
