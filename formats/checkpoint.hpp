@@ -28,6 +28,9 @@ struct ReaderInternals {
   /// Whether config.json of a reader of plain weights says that they are quantized.
   [[nodiscard]] static bool was_quantized(const Reader& reader) { return reader.was_quantized(); }
 
+  /// Whether config.json says that the output layer has the weight of the embeddings, and the reader gives it another.
+  [[nodiscard]] static bool was_tied(const Reader& reader) { return reader.was_tied(); }
+
   /// For memory estimates: what reading the largest tensor takes beside its weights.
   [[nodiscard]] static std::uint64_t reading_bytes(const Reader& reader) { return reader.reading_bytes(); }
 

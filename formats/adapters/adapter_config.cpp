@@ -17,13 +17,12 @@ using Json = nlohmann::ordered_json;
 
 // Fields that change no weight of the merged model: names of modules, training, bookkeeping. Those of VeLoRA, EVA and
 // the other methods of initialization are among them: init_lora_weights says whether a method changed the base.
-constexpr std::array<std::string_view, 21> harmless_fields{
-    "task_type",          "auto_mapping",    "peft_version",        "base_model_name_or_path",
-    "revision",           "inference_mode",  "target_modules",      "exclude_modules",
-    "lora_dropout",       "modules_to_save", "layers_to_transform", "layers_pattern",
-    "megatron_core",      "loftq_config",    "eva_config",          "corda_config",
-    "velora_config",      "lora_ga_config",  "qalora_group_size",   "runtime_config",
-    "ensure_weight_tying"};
+constexpr std::array<std::string_view, 20> harmless_fields{
+    "task_type",      "auto_mapping",      "peft_version",        "base_model_name_or_path",
+    "revision",       "inference_mode",    "target_modules",      "exclude_modules",
+    "lora_dropout",   "megatron_core",     "layers_to_transform", "layers_pattern",
+    "loftq_config",   "eva_config",        "corda_config",        "velora_config",
+    "lora_ga_config", "qalora_group_size", "runtime_config",      "ensure_weight_tying"};
 
 // Initializations that leave the weights of the base as they are.
 constexpr std::array<std::string_view, 4> additive_inits{"gaussian", "eva", "orthogonal", "mica"};
@@ -61,7 +60,9 @@ class ConfigFields {
     config_.dora_ = flag("use_dora");
     config_.lora_bias_ = flag("lora_bias");
     config_.fan_in_fan_out_ = flag("fan_in_fan_out");
-    read_target_parameters();
+    config_.target_parameters_ = names("target_parameters");
+    std::ranges::sort(config_.target_parameters_);
+    config_.modules_to_save_ = names("modules_to_save");
     read_trainable_tokens();
     refuse_the_rest();
   }
@@ -126,15 +127,16 @@ class ConfigFields {
     }
   }
 
-  void read_target_parameters() {
-    const Json* list = take("target_parameters");
-    if (list == nullptr) return;
-    if (!list->is_array()) refuse(label_, "target_parameters is not a list");
+  std::vector<std::string> names(std::string_view field) {
+    std::vector<std::string> result;
+    const Json* list = take(field);
+    if (list == nullptr) return result;
+    if (!list->is_array()) refuse(label_, "{} is not a list", field);
     for (const Json& name : *list) {
-      if (!name.is_string()) refuse(label_, "target_parameters: {} is not a name", shown_value(name));
-      config_.target_parameters_.push_back(name.get<std::string>());
+      if (!name.is_string()) refuse(label_, "{}: {} is not a name", field, shown_value(name));
+      result.push_back(name.get<std::string>());
     }
-    std::ranges::sort(config_.target_parameters_);
+    return result;
   }
 
   void read_trainable_tokens() {
@@ -177,6 +179,10 @@ class ConfigFields {
 AdapterConfig::AdapterConfig(std::string_view text, std::string_view label) { ConfigFields(*this, text, label).read(); }
 
 std::uint64_t AdapterConfig::rank(std::string_view name) const { return rank_patterns_.value(name, rank_); }
+
+bool AdapterConfig::is_saved(std::string_view module) const {
+  return std::ranges::any_of(modules_to_save_, [&](const std::string& name) { return module.ends_with(name); });
+}
 
 double AdapterConfig::scale(std::string_view name) const {
   const auto r = static_cast<double>(rank(name));

@@ -40,6 +40,9 @@ class AdapterConfig {
   /// Whether the last module that peft adapted stores its weight as [in, out].
   [[nodiscard]] bool fan_in_fan_out() const noexcept { return fan_in_fan_out_; }
 
+  /// Whether modules_to_save names this module: that of the model is kept, and a trained copy is used instead.
+  [[nodiscard]] bool is_saved(std::string_view module) const;
+
   /// Parameters that are adapted by themselves, as names or ends of names; sorted.
   [[nodiscard]] const std::vector<std::string>& target_parameters() const noexcept { return target_parameters_; }
 
@@ -66,7 +69,7 @@ class AdapterConfig {
   double alpha_ = 8;
   Patterns<std::uint64_t> rank_patterns_;
   Patterns<double> alpha_patterns_;
-  std::vector<std::string> target_parameters_;
+  std::vector<std::string> target_parameters_, modules_to_save_;
   std::vector<TrainableTokens> trainable_tokens_;
 };
 

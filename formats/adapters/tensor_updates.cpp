@@ -96,27 +96,23 @@ class UpdatePlanner {
   // ---- replacements, rows and biases
 
   void add_replacement(const std::string& name, std::size_t tensor) {
+    if (base_.tied && !names_.find(name) && repeats_embeddings(tensor)) return;
     const std::size_t target = find(tensor, name);
     const TensorInfo ours = tensors_[tensor], theirs = base_.tensors[target];
     if (ours.shape != theirs.shape) refuse_tensor(tensor, "is {}, but {}", to_string(ours.shape), described(target));
     if (ours.dtype != theirs.dtype && !(is_weight_type(ours.dtype) && is_weight_type(theirs.dtype)))
       refuse_tensor(tensor, "is of type {}, but '{}' of {} is of type {}", traits(ours.dtype).name,
                     printable(theirs.name), base_.label, traits(theirs.dtype).name);
-    if (base_.tied && embeds_tokens(target))
-      refuse_tensor(tensor, "replaces '{}' of {}, with which the output layer is tied: peft unties them, nibble cannot",
-                    printable(theirs.name), base_.label);
     check_first(update(target).replacement, target, tensor);
     update(target).replacement = tensor;
   }
 
-  // Other embeddings are those of positions and the like. If nothing has a row for each token, any may embed them.
-  [[nodiscard]] bool embeds_tokens(std::size_t target) const {
-    const auto has_their_rows = [&](std::size_t t) { return base_.tensors.shape(t)[0] == base_.vocab_size; };
-    if (names_.role(target) != Role::embedding) return false;
-    if (has_their_rows(target)) return true;
-    for (std::size_t t = 0; t < base_.tensors.size(); ++t)
-      if (names_.role(t) == Role::embedding && has_their_rows(t)) return false;
-    return true;
+  // Of layers that stay tied, an adapter may have the weight twice.
+  [[nodiscard]] bool repeats_embeddings(std::size_t tensor) const {
+    return std::ranges::any_of(adapter_.replacements(), [&](const auto& other) {
+      const auto target = names_.find(other.first);
+      return target && names_.role(*target) == Role::embedding && adapter_.are_equal(tensor, other.second);
+    });
   }
 
   void add_tokens(const std::string& module, std::size_t tensor) {

@@ -372,7 +372,9 @@ class DirectoryWriter final : public ShardWriter {
           edits.push_back({std::string(key), {}});
     if (!finish.quantization_config.empty())
       edits.push_back({std::string(config::quantization_keys[0]), finish.quantization_config});
-    return config::patch(file.read_text(config::max_bytes), edits, file.label());
+    std::string text = file.read_text(config::max_bytes);
+    if (finish.was_tied) text = config::untie(std::move(text), file.label());
+    return config::patch(std::move(text), edits, file.label());
   }
 
   const Reader& source_;

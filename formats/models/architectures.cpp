@@ -521,11 +521,16 @@ bool splits_tensors(const ModelClass& model) {
   return line && std::ranges::any_of(line->merges, [](const NameRule& merge) { return merge.to.size() > 1; });
 }
 
-bool ties_embeddings(const ModelClass& model) {
+EmbeddingLayers embedding_layers(const ModelClass& model) {
+  EmbeddingLayers layers;
   const auto line = find_architecture_line(model);
-  if (!line) return false;
+  if (!line) return layers;
   const Architecture table(*line);
-  return std::ranges::any_of(table.entries(), [](const Entry& entry) { return entry.why_tied.has_value(); });
+  for (const Entry& entry : table.entries()) {
+    if (entry.why_tied) layers.tied.push_back(entry.pattern);
+    if (entry.role == Role::embedding && entry.numbers.empty()) layers.embeddings.push_back(entry.pattern);
+  }
+  return layers;
 }
 
 bool has_other_parts(const ModelClass& model) {

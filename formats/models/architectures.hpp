@@ -81,8 +81,14 @@ class RoleFinder {
 /// Whether transformers makes several parameters of one stored tensor when it loads this architecture.
 [[nodiscard]] bool splits_tensors(const ModelClass& model);
 
-/// Whether a model of this class shares its embeddings with another layer if tie_word_embeddings says so.
-[[nodiscard]] bool ties_embeddings(const ModelClass& model);
+/// The layers that the weight of the embeddings may belong to.
+struct EmbeddingLayers {
+  std::vector<std::string> embeddings;  ///< modules, without those in numbered lists
+  std::vector<std::string> tied;        ///< patterns of linear layers that share it if tie_word_embeddings says so
+};
+
+/// Those of a class; none if the table lacks it.
+[[nodiscard]] EmbeddingLayers embedding_layers(const ModelClass& model);
 
 /// Whether config.json names other parts than its class has by default, or unknown ones. The table then says what
 /// transformers could replace, but not which of these layers it would leave plain if nothing tells it.

@@ -195,6 +195,8 @@ class Scanner {
 constexpr std::array<std::string_view, 7> parts{"text_config",    "llm_config", "language_config", "decoder",
                                                 "thinker_config", "generator",  "model_config"};
 
+constexpr int max_levels = 3;  // of parts in parts
+
 // The other keys that are looked at.
 constexpr std::array<std::string_view, 9> facts{"architectures",       "model_type",          "dtype",
                                                 "torch_dtype",         "tie_word_embeddings", "vocab_size",
@@ -236,7 +238,7 @@ class Object {
   std::array<std::string_view, parts.size() + facts.size()> values_;
 };
 
-std::optional<bool> find_tied(const Object& config, int levels = 3) {
+std::optional<bool> find_tied(const Object& config, int levels = max_levels) {
   const std::string_view value = config.find("tie_word_embeddings");
   if (value == "true" || value == "false") return value == "true";
   if (levels > 0)
@@ -246,7 +248,7 @@ std::optional<bool> find_tied(const Object& config, int levels = 3) {
   return std::nullopt;
 }
 
-std::optional<std::uint64_t> find_vocab_size(const Object& config, int levels = 3) {
+std::optional<std::uint64_t> find_vocab_size(const Object& config, int levels = max_levels) {
   const std::string_view value = config.find("vocab_size");
   std::uint64_t size = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), size);
@@ -258,7 +260,7 @@ std::optional<std::uint64_t> find_vocab_size(const Object& config, int levels = 
   return std::nullopt;
 }
 
-std::string find_dtype_name(const Object& config, int levels = 3) {
+std::string find_dtype_name(const Object& config, int levels = max_levels) {
   for (const std::string_view key : {"dtype", "torch_dtype"}) {
     std::string name = config.string(key);
     if (name.starts_with("torch.")) name.erase(0, 6);
@@ -273,7 +275,7 @@ std::string find_dtype_name(const Object& config, int levels = 3) {
 
 // The model types of the parts of an object, whatever their keys are.
 void find_part_types(std::string_view object, std::string_view label, const std::string& path,
-                     std::map<std::string, std::string>& types, int levels = 3) {
+                     std::map<std::string, std::string>& types, int levels = max_levels) {
   constexpr std::size_t max_parts = 100;   // thinker, talker and their towers are seven
   constexpr std::size_t max_length = 256;  // no type or path of transformers has more bytes
   for_each_member(object, label, [&](const Member& member) {
@@ -296,7 +298,7 @@ struct Quantization {
 
 // All quantizations; those of an object come before those of its parts.
 void find_quantizations(const Object& config, const std::string& path, std::vector<Quantization>& found,
-                        int levels = 3) {
+                        int levels = max_levels) {
   for (const std::string_view key : quantization_keys)
     if (const std::string_view value = config.find(key); !value.empty() && value != "null")
       found.push_back({fmt::format("{}{}", path, key), value});
@@ -422,6 +424,19 @@ void apply(std::string& text, const Edit& edit, std::string_view label) {
   }
 }
 
+void untie(std::string& text, std::string_view label, int levels) {
+  apply(text, {"tie_word_embeddings", "false"}, label);
+  if (levels == 0) return;
+  for (const std::string_view part : parts) {
+    const std::optional<Member> member = find_position(text, part, label).member;
+    if (!member || text[member->value_begin] != '{') continue;
+    const std::size_t size = member->value_end - member->value_begin;
+    std::string inner = text.substr(member->value_begin, size);
+    untie(inner, label, levels - 1);
+    text.replace(member->value_begin, size, inner);
+  }
+}
+
 // Memory that a key takes while all are compared.
 std::uint64_t bytes_to_compare(const Member& member) {
   return 2 * (member.key.size() + NameList::bytes_per_name) + NameIndex::bytes_per_name;
@@ -467,6 +482,11 @@ ModelConfig read(std::string_view text, std::string_view label, MemoryLimit& mem
   if (const auto inner = std::find_if(found.begin() + 1, found.end(), is_inner); inner != found.end())
     model.second_quantization = inner->key;
   return model;
+}
+
+std::string untie(std::string text, std::string_view label) {
+  untie(text, label, max_levels);
+  return text;
 }
 
 std::uint64_t rewrite_bytes(std::string_view text, std::string_view label) {

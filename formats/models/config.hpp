@@ -38,6 +38,10 @@ void for_each_member(std::string_view text, std::string_view label, const std::f
 /// `memory` does not allow what comparing the keys takes, up to four times the text.
 [[nodiscard]] ModelConfig read(std::string_view text, std::string_view label, MemoryLimit& memory);
 
+/// The text of a model whose layers no longer share weights: tie_word_embeddings is false in the outermost object and
+/// in those of its language model, since versions of transformers look at one or the other.
+[[nodiscard]] std::string untie(std::string text, std::string_view label);
+
 /// How much memory patch() takes for this text.
 [[nodiscard]] std::uint64_t rewrite_bytes(std::string_view text, std::string_view label);
 

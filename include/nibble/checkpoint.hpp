@@ -90,6 +90,7 @@ class Reader {
   [[nodiscard]] virtual std::uint64_t rewrite_bytes() const { return 0; }
   [[nodiscard]] virtual DType model_type(std::size_t tensor) const { return tensors().dtype(tensor); }
   [[nodiscard]] virtual bool was_quantized() const { return false; }
+  [[nodiscard]] virtual bool was_tied() const { return false; }
   [[nodiscard]] virtual std::uint64_t reading_bytes() const { return 0; }
   [[nodiscard]] virtual std::string adapter(const FileProgress& /*progress*/) const { return {}; }
 };

@@ -6,35 +6,47 @@
 #include <utility>
 
 #include "formats/adapters/adapter_identity.hpp"
+#include "formats/adapters/untied_output.hpp"
 #include "formats/models/architectures.hpp"
 #include "nibble/error.hpp"
 #include "nibble/merge.hpp"
+#include "quant/jobs/merge/untied_reader.hpp"
 #include "quant/schemes/scheme.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
 namespace {
 
-std::vector<TensorUpdate> updates_of(const Adapter& adapter, const PlainReader& base) {
-  const TensorList& tensors = base.tensors();
-  const bool guessed = base.model().architecture.empty();
-  const auto roles =
-      guessed ? make_role_finder_by_name(tensors) : make_role_finder(base.model(), tensors, base.is_tied());
-  const auto& config = base.config();
-  // If the class is not known, config.json alone says whether anything is tied.
-  const bool tied =
-      guessed ? config && config->tie_word_embeddings.value_or(false) : base.is_tied() && ties_embeddings(base.model());
+// Calls use(base) with the model that `reader` gives the tensors of. If its class is not known, config.json alone says
+// whether anything is tied.
+template <class Use> auto with_adapter_base(const Reader& reader, const ModelClass& model, bool tied, Use&& use) {
+  const TensorList& tensors = reader.tensors();
+  const bool guessed = model.architecture.empty();
+  const auto roles = guessed ? make_role_finder_by_name(tensors) : make_role_finder(model, tensors, tied);
+  const auto& config = reader.config();
+  if (guessed) tied = config && config->tie_word_embeddings.value_or(false);
   const auto vocab_size = config ? config->vocab_size : std::nullopt;
-  return plan_updates(adapter, {escaped(base.path().native()), tensors, *roles, tied, vocab_size, guessed, {}});
+  return use(AdapterBase{escaped(reader.path().native()), tensors, *roles, tied, vocab_size, guessed, {}});
+}
+
+std::unique_ptr<const Reader> untied_for(const Adapter& adapter, std::unique_ptr<const PlainReader> base, bool tied) {
+  const auto output = with_adapter_base(*base, base->model(), tied, [&](const AdapterBase& of_base) {
+    return find_untied_output(adapter, of_base, embedding_layers(base->model()));
+  });
+  if (!output) return base;
+  return std::make_unique<UntiedReader>(std::move(base), *output);
 }
 
 }  // namespace
 
 MergedReader::MergedReader(std::unique_ptr<const PlainReader> base, Adapter adapter)
     : DerivedReader(static_cast<const Reader&>(*base)),  // not its copy constructor
-      base_(std::move(base)),
-      adapter_(std::move(adapter)),
-      updates_(updates_of(adapter_, *base_)) {
+      adapter_(std::move(adapter)) {
+  const ModelClass model = base->model();
+  const bool tied = base->is_tied() && !embedding_layers(model).tied.empty();
+  base_ = untied_for(adapter_, std::move(base), tied);
+  updates_ = with_adapter_base(*base_, model, tied && !ReaderInternals::was_tied(*base_),
+                               [&](const AdapterBase& of_base) { return plan_updates(adapter_, of_base); });
   for (std::size_t t = 0; t < base_->tensors().size(); ++t) {
     TensorInfo tensor = base_->tensors()[t];
     if (is_updated(t) && is_weight_type(tensor.dtype)) tensor.dtype = DType::f32;

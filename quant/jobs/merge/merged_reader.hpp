@@ -31,6 +31,7 @@ class MergedReader final : public DerivedReader {
     return base_->memory_bytes() + adapter_.weights().memory_bytes();
   }
 
+  /// Its tensors are those of tensors(), in the same order.
   [[nodiscard]] const Reader& base() const noexcept { return *base_; }
   [[nodiscard]] bool is_updated(std::size_t tensor) const { return find(tensor) != nullptr; }
 
@@ -41,13 +42,14 @@ class MergedReader final : public DerivedReader {
     return ReaderInternals::model_type(*base_, tensor);
   }
   [[nodiscard]] bool was_quantized() const override { return ReaderInternals::was_quantized(*base_); }
+  [[nodiscard]] bool was_tied() const override { return ReaderInternals::was_tied(*base_); }
   [[nodiscard]] std::uint64_t reading_bytes() const override;
   [[nodiscard]] std::string adapter(const FileProgress& progress) const override;
   [[nodiscard]] std::shared_ptr<const TensorMerge> make_merge(std::size_t tensor, const TensorUpdate& update) const;
   void read_base(std::size_t tensor, std::uint64_t first, std::span<float> out) const;
 
-  std::unique_ptr<const PlainReader> base_;
   Adapter adapter_;
+  std::unique_ptr<const Reader> base_;
   std::vector<TensorUpdate> updates_;  // sorted by tensor
   TensorList tensors_;
   mutable LastUsed<TensorMerge> merges_;

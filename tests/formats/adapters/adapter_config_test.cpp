@@ -72,6 +72,18 @@ TEST(AdapterConfig, ReadsWhatWasAdaptedBesideModules) {
   EXPECT_EQ(list.trainable_tokens()[0].module, "");
 }
 
+TEST(AdapterConfig, ModulesAreSavedByTheEndsOfTheirNames) {
+  const AdapterConfig saves = config(R"("modules_to_save":["lm_head","model.embed_tokens"])");
+  EXPECT_TRUE(saves.is_saved("lm_head"));
+  EXPECT_TRUE(saves.is_saved("language_model.lm_head"));
+  EXPECT_TRUE(saves.is_saved("model.embed_tokens"));
+  EXPECT_FALSE(saves.is_saved("embed_tokens"));
+  EXPECT_FALSE(saves.is_saved("lm_head.0"));
+  EXPECT_FALSE(config().is_saved("lm_head"));
+  EXPECT_THAT(refusal(R"("modules_to_save":"lm_head")"), HasSubstr("c: modules_to_save is not a list"));
+  EXPECT_THAT(refusal(R"("modules_to_save":[7])"), HasSubstr("c: modules_to_save: 7 is not a name"));
+}
+
 TEST(AdapterConfig, FieldsThatAreOffOrChangeNoWeightAreAccepted) {
   EXPECT_TRUE(config(R"("use_dora":true,"lora_bias":false,"fan_in_fan_out":null)").uses_dora());
   (void)config(

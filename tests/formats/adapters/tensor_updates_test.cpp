@@ -29,7 +29,6 @@ class Base {
     AdapterBase base{"base", tensors_, *roles_};
     base.turned_conv1d = turned;
     base.tied = tied;
-    base.vocab_size = vocab_size;
     base.guessed = guessed;
     return plan_updates(adapter, base);
   }
@@ -40,7 +39,6 @@ class Base {
 
   std::vector<bool> turned;
   bool tied = false, guessed;
-  std::optional<std::uint64_t> vocab_size;
 
  private:
   TensorList tensors_;
@@ -355,23 +353,27 @@ TEST(TensorUpdates, NamesThatTheBaseLacks) {
               EndsWith("base has no tensor 'lm_head.weight': its output layer may be tied to its embeddings"));
 }
 
-// peft unties the two layers for it.
-TEST(TensorUpdates, OtherEmbeddingsThanThoseOfATiedOutputLayer) {
-  const std::string wte = "transformer.wte.weight", wpe = "transformer.wpe.weight";
-  const std::string why = " of base, with which the output layer is tied: peft unties them, nibble cannot";
-  for (const std::uint64_t positions : {32, 200}) {
-    Base gpt2({weight(wpe, {positions, 64}), weight(wte, {100, 64})}, "GPT2LMHeadModel");
-    gpt2.vocab_size = 100;
-    EXPECT_EQ(gpt2.plan(AdapterMaker().add(wte, {100, 64}).make()).size(), 1u);
-    gpt2.tied = true;
-    EXPECT_EQ(gpt2.plan(AdapterMaker().add(wpe, {positions, 64}).make()).size(), 1u);
-    EXPECT_THAT(gpt2.refusal(AdapterMaker().add(wte, {100, 64})), EndsWith("replaces '" + wte + "'" + why));
-    for (const std::optional<std::uint64_t> unknown :
-         {std::optional<std::uint64_t>(), std::optional<std::uint64_t>(7)}) {
-      gpt2.vocab_size = unknown;
-      EXPECT_THAT(gpt2.refusal(AdapterMaker().add(wpe, {positions, 64})), EndsWith("replaces '" + wpe + "'" + why));
-    }
-  }
+// As peft saves both if it has tied them, or if an adapter of the embeddings has them beside it.
+TEST(TensorUpdates, TheWeightOfTiedLayersMayComeTwice) {
+  const std::string embeddings = "model.embed_tokens.weight", output = "lm_head.weight";
+  const std::vector<float> values = test::normal_weights(100 * 64, 1), others = test::normal_weights(100 * 64, 2);
+  Base tied({weight(embeddings, {100, 64}), weight("model.norm.weight", {64})}, "LlamaForCausalLM");
+  const auto twice = [&](const std::vector<float>& of_output) {
+    AdapterMaker maker;
+    maker.add(embeddings, {100, 64}, values).add(output, {100, 64}, of_output);
+    return maker;
+  };
+  AdapterMaker same = twice(values), different = twice(others), once = twice(values);
+  EXPECT_THAT(tied.refusal(once), HasSubstr("has no tensor 'lm_head.weight'"));
+  tied.tied = true;
+  const auto updates = tied.plan(same.make());
+  ASSERT_EQ(updates.size(), 1u);
+  EXPECT_EQ(updates[0].tensor, 0u);
+  EXPECT_THAT(tied.refusal(different), HasSubstr("has no tensor 'lm_head.weight'"));
+  // What repeats another layer than the embeddings is for another base.
+  AdapterMaker norm;
+  norm.add("model.norm.weight", {64}, test::normal_weights(64, 1)).add(output, {64}, test::normal_weights(64, 1));
+  EXPECT_THAT(tied.refusal(norm), HasSubstr("has no tensor 'lm_head.weight'"));
 }
 
 TEST(TensorUpdates, ShapesThatDoNotFit) {

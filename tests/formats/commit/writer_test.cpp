@@ -116,6 +116,15 @@ TEST_F(WriterTest, ConfigIsPatchedAndOtherwiseKept) {
   EXPECT_THAT(config, HasSubstr("\"load_in_4bit\""));
 }
 
+TEST_F(WriterTest, ConfigSaysThatLayersWereUntied) {
+  write("config.json", R"({"tie_word_embeddings": true, "text_config": {"b": 2}})");
+  copy({.quantization_config = {}, .was_tied = true, .dtype = "float16", .shards = {}});
+  EXPECT_EQ(
+      read_file(out_ / "config.json"),
+      R"({"tie_word_embeddings": false, "text_config": {"b": 2, "tie_word_embeddings": false}, "dtype": "float16", )"
+      R"("torch_dtype": "float16"})");
+}
+
 // Of the two directories, errors name the one that the file is in.
 TEST_F(WriterTest, ErrorsNameTheInput) {
   const auto in = open_checkpoint(in_);

@@ -110,6 +110,17 @@ TEST(Architectures, TiedHeadIsNoLayerOfItsOwn) {
   EXPECT_EQ(roles["lm_head.weight"].why, "tied weights");
 }
 
+TEST(Architectures, LayersThatMayHaveTheWeightOfTheEmbeddings) {
+  const EmbeddingLayers llama = embedding_layers({"LlamaForCausalLM"});
+  EXPECT_EQ(llama.embeddings, std::vector<std::string>{"model.embed_tokens"});
+  EXPECT_EQ(llama.tied, std::vector<std::string>{"lm_head"});
+  const EmbeddingLayers t5 = embedding_layers({"T5ForConditionalGeneration"});  // whose numbered biases are embeddings
+  EXPECT_EQ(t5.embeddings, (std::vector<std::string>{"decoder.embed_tokens", "encoder.embed_tokens", "shared"}));
+  EXPECT_TRUE(embedding_layers({"LlamaForSequenceClassification"}).tied.empty());
+  const EmbeddingLayers unknown = embedding_layers({"NoSuchModel"});
+  EXPECT_TRUE(unknown.embeddings.empty() && unknown.tied.empty());
+}
+
 TEST(Architectures, BaseModelsNamesGainOrLoseThePrefix) {
   const std::string stored = "encoder.layer.3.attention.self.query.weight";
   const RolesByName base("BertModel", {matrix(stored), matrix("bert." + stored), matrix("pooler.dense.weight")});

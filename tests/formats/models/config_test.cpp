@@ -180,6 +180,18 @@ TEST(Config, PatchRemoves) {
   EXPECT_EQ(patch(R"({"a":1})", {{"a", {}}, {"b", "2"}}), "{\n  \"b\": 2\n}");
 }
 
+TEST(Config, UntyingIsSaidInEveryPartOfTheLanguageModel) {
+  const auto untied = [](std::string text) { return config::untie(std::move(text), "c"); };
+  EXPECT_EQ(untied(R"({"tie_word_embeddings": true, "b": 2})"), R"({"tie_word_embeddings": false, "b": 2})");
+  EXPECT_EQ(untied(R"({"b": 2})"), R"({"b": 2, "tie_word_embeddings": false})");
+  EXPECT_EQ(
+      untied("{\n  \"text_config\": {\n    \"llm_config\": {\n      \"x\": 1\n    }\n  }\n}"),
+      "{\n  \"text_config\": {\n    \"llm_config\": {\n      \"x\": 1,\n      \"tie_word_embeddings\": false\n    "
+      "},\n    \"tie_word_embeddings\": false\n  },\n  \"tie_word_embeddings\": false\n}");
+  EXPECT_EQ(untied(R"({"text_config": null, "decoder": "x", "vision_config": {"a": 1}})"),
+            R"({"text_config": null, "decoder": "x", "vision_config": {"a": 1}, "tie_word_embeddings": false})");
+}
+
 TEST(Config, PatchRefusesWhatIsNoJson) {
   EXPECT_EQ(error_of([] { (void)patch("{}", {{"a", "}"}}); }).substr(0, 12), "config.json:");
   EXPECT_EQ(error_of([] { (void)patch("{}", {{"a", "[\"\\"}}); }).substr(0, 12), "config.json:");

@@ -108,6 +108,40 @@ TEST(Merge, AQuantizedBaseIsDecodedAndKeepsItsCodes) {
   }
 }
 
+TEST(Merge, ATiedOutputLayerIsStoredOnceItDiffers) {
+  const auto tied = [](const std::string& architecture) {
+    auto in = std::make_unique<MemoryReader>();
+    in->set_architecture(architecture, true);
+    in->add_normal("model.embed_tokens.weight", DType::bf16, {96, 256});
+    in->add_normal(layer + "q_proj.weight", DType::bf16, {256, 256});
+    return in;
+  };
+  const auto adapter = [](const std::string& module) {
+    const std::string name = module == "lm_head" ? module : "model." + module;
+    return AdapterMaker(R"("modules_to_save":[")" + module + R"("])").add(name + ".weight", {96, 256}).make();
+  };
+  const Bytes before = bytes_of(*tied("LlamaForCausalLM"), 0);
+  for (const std::string module : {"lm_head", "embed_tokens"}) {
+    const auto in = merged(tied("LlamaForCausalLM"), adapter(module));
+    const Result result = convert_to(*in, "nf4");
+    const Bytes &head = result.parts.at("lm_head.weight"), &embeddings = result.parts.at("model.embed_tokens.weight");
+    EXPECT_EQ(embeddings == before, module == "lm_head");
+    EXPECT_EQ(head == before, module == "embed_tokens");
+    EXPECT_EQ(head.size(), before.size());
+    EXPECT_TRUE(result.finish.was_tied);
+    EXPECT_THAT(result.report.plan.warnings,
+                testing::Contains(testing::Field(&Message::text, testing::HasSubstr("no longer shares the weight"))));
+    EXPECT_FALSE(result.report.plan.tied);
+    // Of the output layer, only what is trained counts as an update.
+    EXPECT_EQ(in->is_updated(0), module == "embed_tokens");
+    EXPECT_EQ(in->is_updated(1), module == "lm_head");
+  }
+  // A model without an output layer has nothing to untie.
+  const Result without = convert_to(*merged(tied("LlamaForSequenceClassification"), adapter("embed_tokens")), "nf4");
+  EXPECT_EQ(without.parts.count("lm_head.weight"), 0u);
+  EXPECT_FALSE(without.finish.was_tied);
+}
+
 // An adapter of several GB takes a while to hash, before the first weight is merged.
 TEST(Merge, HashingTheAdapterShowsProgressAndCanBeCancelled) {
   const test::TempDir dir;
