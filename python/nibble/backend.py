@@ -20,6 +20,11 @@ from torch import Tensor
 VARIABLE = "NIBBLE_BITSANDBYTES"
 
 
+def is_turned_off() -> bool:
+    """Whether the environment says that bitsandbytes keeps its own operators."""
+    return os.environ.get(VARIABLE, "").strip().lower() in ("0", "false", "off", "no")
+
+
 class _Enabled:
     """The replaced operators. Destroying the library gives bitsandbytes' own back."""
 
@@ -222,11 +227,11 @@ def _keep_layout(weight: Tensor, quant_state: Any) -> tuple[Tensor, Any]:
 def enable() -> bool:
     """Replaces bitsandbytes' operators on the CPU. Returns whether they are replaced now.
 
-    Does nothing if NIBBLE_BITSANDBYTES is 0, or if they are replaced already. Raises ImportError if bitsandbytes or
+    Does nothing if is_turned_off(), or if they are replaced already. Raises ImportError if bitsandbytes or
     nibble's operators are not installed.
     """
     global _enabled
-    if os.environ.get(VARIABLE) == "0":
+    if is_turned_off():
         return False
     if _enabled is not None:
         return True

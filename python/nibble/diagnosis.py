@@ -91,8 +91,8 @@ def of_backend(packages: dict[str, str | None]) -> dict[str, Any]:
     replaced = backend.replaced()
     if replaced:
         return {"replaced": replaced, "why": None}
-    if os.environ.get(backend.VARIABLE) == "0":
-        return {"replaced": [], "why": f"{backend.VARIABLE} is 0"}
+    if backend.is_turned_off():
+        return {"replaced": [], "why": f"{backend.VARIABLE} is {os.environ[backend.VARIABLE]}"}
     if backend.failure is not None:
         return {"replaced": [], "why": backend.failure}
     return {"replaced": [], "why": "bitsandbytes has not called nibble: nibble is not installed with its entry point"}

@@ -33,6 +33,9 @@ class ReadWriteError(Error, OSError):
 
     code = 4
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, {**self.__dict__, "errno": self.errno}  # which OSError leaves out
+
 
 class NoSpaceError(Error, MemoryError):
     """Not enough memory or disk space, found before the first byte was written."""

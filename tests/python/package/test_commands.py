@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import pathlib
+import pickle
 import re
 import signal
 import subprocess
@@ -327,6 +328,16 @@ def test_an_exception_is_one_of_python_too():
                            (nibble.ReadWriteError, OSError), (nibble.NoSpaceError, MemoryError),
                            (nibble.OutputExistsError, FileExistsError)):  # fmt: skip
         assert issubclass(kind, nibble.Error) and issubclass(kind, standard)
+
+
+def test_exceptions_survive_pickling():
+    error = nibble.errors.system_error("/a: cannot be read", FileNotFoundError(errno.ENOENT, "no such file"))
+    error.__notes__ = ["a note"]
+    same = pickle.loads(pickle.dumps(error))
+    assert (type(same), str(same), same.errno, same.__notes__) == (type(error), str(error), errno.ENOENT, ["a note"])
+    for kind in nibble.errors.KINDS.values():
+        assert str(pickle.loads(pickle.dumps(kind("a text")))) == "a text"
+    assert pickle.loads(pickle.dumps(nibble.OutputExistsError("/a exists"))).errno == errno.EEXIST
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------

@@ -41,8 +41,17 @@ def test_a_library_that_cannot_be_loaded_is_a_reason():
 
 def test_what_stands_behind_bitsandbytes():
     pytest.importorskip("bitsandbytes")
-    facts = json.loads(run("--json", NIBBLE_BITSANDBYTES="0"))
-    assert facts["bitsandbytes"] == {"replaced": [], "why": "NIBBLE_BITSANDBYTES is 0"}
+    facts = json.loads(run("--json", NIBBLE_BITSANDBYTES="False"))
+    assert facts["bitsandbytes"] == {"replaced": [], "why": "NIBBLE_BITSANDBYTES is False"}
+
+
+def test_what_turns_nibble_off_behind_bitsandbytes(monkeypatch):
+    pytest.importorskip("torch")
+    from nibble import backend
+
+    for value, off in {"0": True, "off": True, "No": True, "": False, "1": False, "true": False}.items():
+        monkeypatch.setenv("NIBBLE_BITSANDBYTES", value)
+        assert backend.is_turned_off() == off, value
 
 
 def test_why_nibble_could_not_stand_behind_bitsandbytes(tmp_path):
