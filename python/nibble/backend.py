@@ -121,7 +121,7 @@ def _quantize_blockwise(A: Tensor, code: Tensor, blocksize: int) -> tuple[Tensor
     if not _is_nested(code, blocksize):
         original: tuple[Tensor, Tensor] = _original("quantize_blockwise", A, code, blocksize)
         return original
-    codes, absmax, _ = torch.ops.nibble.quantize_absmax(A.reshape(-1).float(), _ZERO)
+    codes, absmax, _ = torch.ops.nibble.quantize_absmax(A.reshape(-1).contiguous().float(), _ZERO)
     return codes.view(A.shape), absmax
 
 

@@ -11,15 +11,16 @@ from ..errors import BadInputError, Error, UsageError
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: str | bytes | os.PathLike[Any],
     *,
     compute_dtype: Any = None,
-    adapter: str | os.PathLike[str] | None = None,
+    adapter: str | bytes | os.PathLike[Any] | None = None,
     **options: Any,
 ) -> Any:
     """The model of the architecture that config.json names, with nibble's layers for its quantized weights.
 
-    path: a directory, or the name of a model in the local Hugging Face cache, of which `revision` may choose a version.
+    path: a directory, which may have the model in its `subfolder`, or the name of a model in the local Hugging Face
+    cache, of which `revision` may choose a version.
     Quantized tensors are mapped from its files: processes that load the same directory share them. compute_dtype: the
     type in which layers multiply; by default what config.json says. adapter: the directory of a LoRA, which peft puts
     on the model. `options` go to from_pretrained(); those that are fields of the configuration, as use_cache=False,
@@ -36,7 +37,7 @@ def load(
     register()
     _check_compute_dtype(compute_dtype)
     _check_devices(options.get("device_map"))
-    directory, quantized = _find(os.fspath(path), options)
+    directory, quantized = _find(os.fsdecode(path), options)
     stored = _read_config(directory)
     config, options = _take_config(directory, options)
     quantization = _quantization(directory, stored, compute_dtype or _fields(config).get("compute_dtype"))
@@ -52,7 +53,7 @@ def load(
         return model
     from .adapters import put_on
 
-    return put_on(model, os.fspath(adapter))
+    return put_on(model, os.fsdecode(adapter))
 
 
 def _find(path: str, options: dict[str, Any]) -> tuple[str, str | None]:
@@ -61,15 +62,19 @@ def _find(path: str, options: dict[str, Any]) -> tuple[str, str | None]:
     from .weights import QUANT_STATE
 
     revision, cache = options.pop("revision", None), options.pop("cache_dir", None)
+    subfolder = options.pop("subfolder", None)
     if cache is not None:
         raise UsageError("cache_dir is not supported; HF_HUB_CACHE in the environment names another cache")
     if revision is not None and not os.path.isdir(path):
         path = f"{path}@{revision}"
+    if os.path.isfile(path):
+        raise BadInputError(f"{path}: is a file, not the directory of a model")
+    if subfolder and not os.path.isdir(path):
+        raise UsageError(f"subfolder: {path} is not a directory; one in the cache of the hub has its own path")
+    path = os.path.join(path, subfolder) if subfolder else path
     with open_checkpoint(path) as tensors:  # first, because what transformers says of a path that has no model is long
         quantized = next((name for name in tensors if QUANT_STATE in name or name.endswith(".SCB")), None)
         file = next((tensors.info(name).file for name in tensors), path)
-    if os.path.isfile(path):
-        raise BadInputError(f"{path}: is a file, not the directory of a model")
     return (path if os.path.isdir(path) else os.path.dirname(file)), quantized
 
 

@@ -70,7 +70,7 @@ class QuantizedModel:
                 setattr(module, place[1], self._expert_weights(place, pieces).to(self._device_of(place[0])))
             elif type(module) is torch.nn.Linear or type(module).__name__ == "Conv1D":
                 bias = getattr(module, "bias", None)
-                layer = pieces[0][1].layer(self._tensors, bias, self._compute_dtype)
+                layer = pieces[0][1].layer(self._tensors, bias, self._compute_dtype).train(module.training)
                 setattr(self._model.get_submodule(parent), name, layer.to(self._device_of(place[0])))
             else:
                 weight = QuantizedWeight([pieces[0][1].part(self._tensors)], self._dtypes[place])
@@ -189,6 +189,22 @@ class QuantizedModel:
                     self._taken[module, leaf] = self._taken[place]
                     self.tied.append(module)
                 ties.pop(target)
+        self._declare_other_ties()
+
+    def _declare_other_ties(self) -> None:
+        """model.tie_weights() ties what its classes declare, and quantized weights are no parameters."""
+        for name, module in self._model.named_modules():
+            if not isinstance(getattr(module, "_tied_weights_keys", None), dict):  # as in transformers 4
+                continue
+            prefix = f"{name}." if name else ""
+            declared = module.get_expanded_tied_weights_keys()
+            others = {
+                target: source
+                for target, source in declared.items()
+                if tuple(f"{prefix}{source}".rpartition(".")[::2]) not in self._taken
+            }
+            if len(others) < len(declared):
+                module._tied_weights_keys = others
 
     def _name_of(self, module: torch.nn.Module) -> str:
         return next((name for name, other in self._model.named_modules() if other is module), "")
@@ -202,9 +218,10 @@ class QuantizedModel:
     def _ignore_parts(self) -> None:
         """transformers says nothing of tensors of the checkpoint that it did not ask for."""
         names = {part for weight in self._weights.values() for part in weight.parts.values()}
-        ends = {part.removeprefix("weight") for weight in self._weights.values() for part in weight.parts}
-        names |= {f"{module}.{leaf}{end}" for module, leaf in self._taken for end in ends}
-        patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) + "$" for name in names}
+        parts = {part for weight in self._weights.values() for part in weight.parts}
+        of_int8 = parts & {"SCB", "weight_format"}  # beside the weight; others follow its name, and its renaming
+        names |= {f"{module}.{leaf}{part.removeprefix('weight')}" for module, leaf in self._taken for part in parts - of_int8}
+        patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) + "$" for name in names} | {rf"\.{part}$" for part in of_int8}
         old = self._model._keys_to_ignore_on_load_unexpected
         self._model._keys_to_ignore_on_load_unexpected = (list if old is None else type(old))([*(old or ()), *patterns])
 

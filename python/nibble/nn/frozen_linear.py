@@ -90,6 +90,9 @@ class FrozenLinear(torch.nn.Module):
     def _types(self, x: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
         """What is computed in, and what the result has. A compute_dtype works as in bitsandbytes: the result has the type
         of x. Without one, the type of x or of autocast is computed in, as torch.nn.Linear does."""
+        if not x.is_floating_point():
+            # Some models cast x to the type of a layer's weight, which is that of the codes here.
+            raise RuntimeError(f"x: is {x.dtype}, not a floating-point type; weight.dtype is the type of codes")
         result_dtype = x.dtype
         dtype = self.compute_dtype
         if dtype is None:

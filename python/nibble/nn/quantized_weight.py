@@ -2,7 +2,8 @@
 
 Such modules call `F.linear(x, self.weight)`, `x @ self.gate_up_proj[expert]` or `F.embedding(ids, self.weight)`. The
 objects here stand where the tensor stood and answer these calls with the operators for quantized weights, so that the
-module's own code runs unchanged. Any other function of torch gets the dequantized weight.
+module's own code runs unchanged. `self.weight[2:7]` decodes these rows. Any other function of torch gets the dequantized
+weight.
 """
 
 from __future__ import annotations
@@ -117,6 +118,15 @@ class QuantizedWeight(_InPlaceOfATensor):
             return F.embedding(indices, self.dequantize())
         rows = self.layers[0].dequantize_rows(indices.reshape(-1), self._decoded_dtype())
         return rows.to(self.dtype).reshape(*indices.shape, self.shape[1])
+
+    def __len__(self) -> int:
+        rows: int = self.shape[0]
+        return rows
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        if isinstance(index, (int, slice)):
+            return self.rows(torch.arange(len(self), device=self.device)[index])
+        return self.dequantize()[index]
 
     def _decoded_dtype(self) -> torch.dtype:
         """Codes are decoded to 32 bits at most."""

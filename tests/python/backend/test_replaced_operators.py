@@ -82,6 +82,13 @@ def test_codes_may_be_stored_in_another_type(enabled, storage):
     assert torch.equal(same, absmax)
 
 
+def test_a_view_with_gaps_is_quantized_as_its_copy(enabled):
+    view = torch.randn(96, 160)[:, ::2]
+    codes, state = bitsandbytes.functional.quantize_blockwise(view, blocksize=256)
+    of_copy, state_of_copy = bitsandbytes.functional.quantize_blockwise(view.contiguous(), blocksize=256)
+    assert torch.equal(codes, of_copy) and torch.equal(state.absmax, state_of_copy.absmax)
+
+
 def test_layers_that_bitsandbytes_packed_before_stay_its_own():
     if not bitsandbytes.nn.modules.has_avx512bf16():
         pytest.skip("bitsandbytes packs weights on processors with AVX512-BF16 only")

@@ -1,6 +1,8 @@
 """Directories that nibble quantized, in transformers: the logits are those of the dequantized model."""
 
+import copy
 import json
+import os
 import re
 
 import nibble
@@ -62,6 +64,18 @@ class WithSpeakers(transformers.LlamaForCausalLM):
         return model
 
 
+def test_layers_are_in_the_mode_of_their_model(nf4):
+    assert not any(module.training for module in nibble.load(nf4).modules())
+
+
+@pytest.mark.parametrize("path", [str, os.fsencode])
+def test_a_model_in_a_subfolder(nf4, path):
+    model = nibble.load(path(nf4.parent), subfolder=nf4.name, **FP32)
+    check_logits(model, nibble.load(path(nf4), **FP32))
+    with pytest.raises(nibble.UsageError, match="subfolder: org/model is not a directory"):
+        nibble.load("org/model", subfolder="a")
+
+
 def test_a_class_that_cannot_report_what_it_loads(nf4, monkeypatch):
     monkeypatch.setattr("transformers.WithSpeakers", WithSpeakers, raising=False)
     config = (nf4 / "config.json").read_text()
@@ -82,7 +96,11 @@ def test_a_head_tied_to_quantized_embeddings(tmp_path):
     directory = convert(tmp_path / "plain", tmp_path / "nf4", *options)
     model = nibble.load(directory, **FP32).eval()
     assert isinstance(model.lm_head, Linear4bit)
-    check_logits(model, dequantized(directory))
+    expected = dequantized(directory)
+    check_logits(model, expected)
+    model.tie_weights()  # as trainers do; both have one weight already
+    assert isinstance(model.lm_head, Linear4bit)
+    check_logits(copy.deepcopy(model), expected)
 
 
 @pytest.mark.parametrize("given", [str, transformers.AutoConfig.from_pretrained])
@@ -124,9 +142,12 @@ def test_a_model_in_the_cache_of_the_hub(nf4, tmp_path, monkeypatch):
         nibble.load("org/other")
 
 
-def test_nothing_is_reported_as_unexpected_or_missing(tmp_path):
+@pytest.mark.parametrize(
+    "options", [["nf4", "--experts", "nf4", *MIXED], ["int8", "--experts", "int8", "--allow-nibble-only"]], ids=["nf4", "int8"]
+)
+def test_nothing_is_reported_as_unexpected_or_missing(tmp_path, options):
     save(tmp_path / "plain", "Mixtral")
-    directory = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4", "--experts", "nf4", *MIXED)
+    directory = convert(tmp_path / "plain", tmp_path / "quantized", "--to", *options)
     _, said = transformers.AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
     assert not any(said[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 

@@ -1,5 +1,6 @@
 """What the layers refuse, each in one sentence."""
 
+import itertools
 import json
 
 import pytest
@@ -136,10 +137,14 @@ def test_states():
 
 
 def test_inputs():
-    for layer in (Linear4bit.from_linear(torch.nn.Linear(64, 4)), LinearInt8.from_linear(torch.nn.Linear(64, 4))):
+    for kind, compute_dtype in itertools.product((Linear4bit, LinearInt8), (None, torch.float32)):
+        layer = kind.from_linear(torch.nn.Linear(64, 4), compute_dtype=compute_dtype)
         refused(
             "x: has the shape [1, 65], and the weight needs 64 columns",
             lambda layer=layer: layer(torch.ones(1, 65)),
             RuntimeError,
         )
-        refused("x: is torch.int64, not", lambda layer=layer: layer(torch.ones(1, 64).long()), RuntimeError)
+        # Mamba2 casts x to the type of its output layer's weight.
+        for dtype in (torch.int64, layer.weight.dtype):
+            x = torch.ones(1, 64).to(dtype)
+            refused(f"x: is {dtype}, not", lambda layer=layer, x=x: layer(x), RuntimeError)

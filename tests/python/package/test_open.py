@@ -213,8 +213,12 @@ def test_a_path_with_a_null_byte_is_refused(checkpoint):
     assert str(caught.value) == f"'{checkpoint}\\x00junk' has a null byte"
 
 
-@pytest.mark.parametrize("max_memory", ["1GB", -1, 2**64, 1e9, None])
+@pytest.mark.parametrize("max_memory", ["1GB", -1, 2**64, 1e9, None, True])
 def test_a_max_memory_that_is_no_number_of_bytes_is_refused(checkpoint, max_memory):
     with pytest.raises(nibble.UsageError) as caught:
         nibble.open(checkpoint, max_memory=max_memory)
     assert str(caught.value) == f"max_memory is {max_memory!r}, not a number of bytes from 0 to 18446744073709551615"
+
+
+def test_a_max_memory_of_numpy_is_a_number(checkpoint):
+    assert list(nibble.open(checkpoint, max_memory=np.int64(10**9)))

@@ -38,6 +38,22 @@ def test_rows_are_those_of_the_weight(kind, columns):
     assert torch.equal(F.embedding(ids, w), w.dequantize()[ids])
 
 
+# Whisper takes the rows of its positions by a slice.
+@pytest.mark.parametrize("rows", [(37,), (30, 7)])
+def test_rows_by_their_numbers(rows, monkeypatch):
+    w = weight("nf4", *rows)
+    plain = w.dequantize()
+    assert len(w) == 37
+    for index in (5, -1, slice(3, 9), slice(None, None, 7), (slice(2, 4), 3), None, torch.tensor([3, 1]), plain[:, 0] > 0):
+        assert torch.equal(w[index], plain[index]), index
+    assert torch.equal(torch.stack(list(w)), plain)
+    with pytest.raises(IndexError):
+        w[37]
+    if len(rows) == 1:
+        monkeypatch.setattr(QuantizedWeight, "dequantize", None)  # only the rows are decoded
+        assert torch.equal(w[3:9], plain[3:9])
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("rows", [(64,), (32, 32)])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
