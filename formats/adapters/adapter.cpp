@@ -11,6 +11,7 @@
 #include "core/refuse.hpp"
 #include "formats/checkpoint.hpp"
 #include "formats/containers/container.hpp"
+#include "formats/equal_tensors.hpp"
 
 namespace nibble {
 namespace {
@@ -68,21 +69,6 @@ Adapter::Adapter(fs::path path, std::string_view label, Parts parts)
   check_complete();
 }
 
-bool Adapter::are_equal(std::size_t a, std::size_t b) const {
-  const TensorInfo of_a = weights_->tensors()[a], of_b = weights_->tensors()[b];
-  if (of_a.dtype != of_b.dtype || of_a.shape != of_b.shape) return false;
-  constexpr std::uint64_t piece = 1 << 20;
-  std::vector<std::byte> bytes_a(std::min(piece, of_a.bytes())), bytes_b(bytes_a.size());
-  for (std::uint64_t at = 0; at < of_a.bytes(); at += piece) {
-    const std::size_t size = std::min(piece, of_a.bytes() - at);
-    const auto part_a = std::span(bytes_a).first(size), part_b = std::span(bytes_b).first(size);
-    weights_->read(a, at, part_a);
-    weights_->read(b, at, part_b);
-    if (!std::ranges::equal(part_a, part_b)) return false;
-  }
-  return true;
-}
-
 void Adapter::refuse_tensor(std::size_t tensor, std::string_view fact) const {
   refuse(weights_->label_of(tensor), "tensor '{}': {}", printable(weights_->tensors().name(tensor)), fact);
 }
@@ -103,6 +89,7 @@ void Adapter::add(std::size_t tensor) {
   if (name->part == AdapterPart::replacement) {
     std::optional<std::size_t> place;
     if (const auto other = replacements_.find(name->module); other != replacements_.end()) place = other->second;
+    if (place && are_equal(*weights_, *place, tensor)) return;  // peft writes some under two names
     put(place);
     replacements_[name->module] = tensor;
     return;

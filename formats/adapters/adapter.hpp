@@ -53,9 +53,6 @@ class Adapter {
   /// Tensors that replace those of the base: name in the model, and number in weights().
   [[nodiscard]] const std::map<std::string, std::size_t>& replacements() const noexcept { return replacements_; }
 
-  /// Whether two tensors have the same type, shape and bytes. Reads both, up to the first difference.
-  [[nodiscard]] bool are_equal(std::size_t a, std::size_t b) const;
-
  private:
   struct Parts {
     std::string config;

@@ -180,8 +180,13 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view label) { Co
 
 std::uint64_t AdapterConfig::rank(std::string_view name) const { return rank_patterns_.value(name, rank_); }
 
-bool AdapterConfig::is_saved(std::string_view module) const {
-  return std::ranges::any_of(modules_to_save_, [&](const std::string& name) { return module.ends_with(name); });
+bool AdapterConfig::is_saved(std::string_view parameter) const {
+  for (std::size_t dot = parameter.find('.'); dot != std::string_view::npos; dot = parameter.find('.', dot + 1)) {
+    const std::string_view module = parameter.substr(0, dot);
+    if (std::ranges::any_of(modules_to_save_, [&](const std::string& name) { return module.ends_with(name); }))
+      return true;
+  }
+  return false;
 }
 
 double AdapterConfig::scale(std::string_view name) const {

@@ -40,8 +40,9 @@ class AdapterConfig {
   /// Whether the last module that peft adapted stores its weight as [in, out].
   [[nodiscard]] bool fan_in_fan_out() const noexcept { return fan_in_fan_out_; }
 
-  /// Whether modules_to_save names this module: that of the model is kept, and a trained copy is used instead.
-  [[nodiscard]] bool is_saved(std::string_view module) const;
+  /// Whether modules_to_save names the module of this parameter, or one that it is in: that of the model is kept, and a
+  /// trained copy is used instead.
+  [[nodiscard]] bool is_saved(std::string_view parameter) const;
 
   /// Parameters that are adapted by themselves, as names or ends of names; sorted.
   [[nodiscard]] const std::vector<std::string>& target_parameters() const noexcept { return target_parameters_; }

@@ -12,6 +12,10 @@ constexpr std::string_view peft_prefix = "base_model.model.";
 constexpr std::string_view base_layer = ".base_layer";
 constexpr std::array<std::string_view, 2> int8_suffixes{".SCB", ".weight_format"};
 
+// Modules around a layer, of which peft saves some parameters by their full names. What is in the first two is frozen.
+constexpr std::array<std::string_view, 2> frozen_wrappers{".original_module.", ".token_adapter.base_layer."};
+constexpr std::array<std::string_view, 2> trained_wrappers{".modules_to_save.default.", ".modules_to_save."};
+
 constexpr std::array<std::pair<std::string_view, AdapterPart>, 9> peft_suffixes{{
     {".lora_A.weight", AdapterPart::a},
     {".lora_B.weight", AdapterPart::b},
@@ -56,6 +60,8 @@ std::size_t remove_base_layers(std::string& name) {
 std::optional<AdapterName> parse_adapter_name(std::string_view name) {
   if (name.starts_with(peft_prefix)) name.remove_prefix(peft_prefix.size());
   AdapterName result;
+  for (const std::string_view wrapper : frozen_wrappers)
+    if (name.find(wrapper) != std::string_view::npos) return AdapterName{AdapterPart::unused, std::string(name)};
   for (const auto& [suffix, part] : peft_suffixes)
     if (name.ends_with(suffix)) {
       name.remove_suffix(suffix.size());
@@ -63,6 +69,9 @@ std::optional<AdapterName> parse_adapter_name(std::string_view name) {
       break;
     }
   result.module = name;
+  for (const std::string_view wrapper : trained_wrappers)
+    if (const std::size_t at = result.module.find(wrapper); at != std::string::npos)
+      result.module.replace(at, wrapper.size(), ".");
   result.depth = remove_base_layers(result.module);
   const std::string dotted = "." + result.module;
   if (result.module.empty() || dotted.find(".lora_") != std::string::npos ||

@@ -12,6 +12,7 @@
 
 #include "core/refuse.hpp"
 #include "formats/adapters/base_names.hpp"
+#include "formats/equal_tensors.hpp"
 #include "formats/models/weight_name.hpp"
 
 namespace nibble {
@@ -28,6 +29,11 @@ struct FactorShape {
   std::uint64_t rank = 0, in = 0, out = 0;  // rank of all experts together
 };
 
+bool is_weight_of(const std::vector<std::string>& modules, std::string_view parameter) {
+  return parameter.ends_with(weight_suffix) &&
+         std::ranges::find(modules, without_weight_suffix(parameter)) != modules.end();
+}
+
 class UpdatePlanner {
  public:
   UpdatePlanner(const Adapter& adapter, const AdapterBase& base)
@@ -39,6 +45,11 @@ class UpdatePlanner {
       if (!module.low_rank.empty()) add_low_rank(name, module);
       if (module.tokens) add_tokens(name, *module.tokens);
     }
+    if (base_.tied && base_.stored_twice)
+      if (const auto [embeddings, output] = *base_.stored_twice; updates_.contains(embeddings)) {
+        updates_[output] = updates_[embeddings];
+        updates_[output].tensor = output;
+      }
     std::vector<TensorUpdate> updates;
     updates.reserve(updates_.size());
     for (const auto& [tensor, update] : updates_) updates.push_back(update);
@@ -63,7 +74,9 @@ class UpdatePlanner {
       refuse_tensor(tensor, "{} has several tensors that may be '{}': '{}' and '{}'", base_.label, printable(parameter),
                     printable(base_.tensors.name(all[0])), printable(base_.tensors.name(all[1])));
     refuse_tensor(tensor, "{} has no tensor '{}'{}", base_.label, printable(parameter),
-                  base_.tied ? ": its output layer may be tied to its embeddings" : "");
+                  base_.tied && (base_.guessed || base_.is_tied_output(parameter))
+                      ? ": its output layer may be tied to its embeddings"
+                      : "");
   }
 
   [[nodiscard]] std::size_t find(std::size_t tensor, const std::string& parameter) const {
@@ -96,7 +109,8 @@ class UpdatePlanner {
   // ---- replacements, rows and biases
 
   void add_replacement(const std::string& name, std::size_t tensor) {
-    if (base_.tied && !names_.find(name) && repeats_embeddings(tensor)) return;
+    const bool may_be_tied = base_.tied && (base_.is_tied_output(name) || base_.is_embedding(name));
+    if (may_be_tied && !names_.find(name) && repeats_embeddings(tensor)) return;
     const std::size_t target = find(tensor, name);
     const TensorInfo ours = tensors_[tensor], theirs = base_.tensors[target];
     if (ours.shape != theirs.shape) refuse_tensor(tensor, "is {}, but {}", to_string(ours.shape), described(target));
@@ -111,7 +125,7 @@ class UpdatePlanner {
   [[nodiscard]] bool repeats_embeddings(std::size_t tensor) const {
     return std::ranges::any_of(adapter_.replacements(), [&](const auto& other) {
       const auto target = names_.find(other.first);
-      return target && names_.role(*target) == Role::embedding && adapter_.are_equal(tensor, other.second);
+      return target && names_.role(*target) == Role::embedding && are_equal(adapter_.weights(), tensor, other.second);
     });
   }
 
@@ -374,6 +388,10 @@ class UpdatePlanner {
 };
 
 }  // namespace
+
+bool AdapterBase::is_tied_output(std::string_view parameter) const { return is_weight_of(layers.tied, parameter); }
+
+bool AdapterBase::is_embedding(std::string_view parameter) const { return is_weight_of(layers.embeddings, parameter); }
 
 std::vector<TensorUpdate> plan_updates(const Adapter& adapter, const AdapterBase& base) {
   return UpdatePlanner(adapter, base).plan();

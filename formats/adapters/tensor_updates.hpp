@@ -5,6 +5,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "formats/adapters/adapter.hpp"
@@ -51,7 +53,16 @@ struct AdapterBase {
   bool tied = false;                        ///< the output layer shares the weight of the embeddings
   std::optional<std::uint64_t> vocab_size;  ///< of config.json: the rows of the embeddings of tokens
   bool guessed = false;                     ///< roles are guessed from names and shapes: the architecture is not known
-  std::vector<bool> turned_conv1d;          ///< Conv1D weights that are stored as [out, in]; empty: none
+  EmbeddingLayers layers;                   ///< of the architecture
+  /// Of a tied base that stores the weight of both, the tensor of the embeddings and that of the output layer. What
+  /// updates the former updates the latter.
+  std::optional<std::pair<std::size_t, std::size_t>> stored_twice;
+  std::vector<bool> turned_conv1d;  ///< Conv1D weights that are stored as [out, in]; empty: none
+
+  /// Whether a parameter of the model, by its name in memory, is the weight of a layer that is tied to the embeddings,
+  /// or that of embeddings, which may be tied to others.
+  [[nodiscard]] bool is_tied_output(std::string_view parameter) const;
+  [[nodiscard]] bool is_embedding(std::string_view parameter) const;
 };
 
 /// The updates of all tensors that the adapter changes, in the order of the base. The names of an adapter are those of

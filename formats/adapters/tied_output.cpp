@@ -1,4 +1,4 @@
-#include "formats/adapters/untied_output.hpp"
+#include "formats/adapters/tied_output.hpp"
 
 #include <algorithm>
 #include <string_view>
@@ -6,43 +6,68 @@
 
 #include "core/refuse.hpp"
 #include "formats/adapters/base_names.hpp"
+#include "formats/equal_tensors.hpp"
 #include "formats/models/weight_name.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
 namespace {
 
-class UntiedOutputFinder {
+// The tensors of an adapter that change one layer.
+struct LayerChange {
+  std::optional<std::size_t> replacement, low_rank, tokens;
+  bool is_saved = false;  // the replacement, by modules_to_save
+
+  [[nodiscard]] bool any() const { return replacement || low_rank || tokens; }
+  [[nodiscard]] std::optional<std::size_t> of_this_layer_alone() const { return is_saved ? replacement : low_rank; }
+};
+
+class TiedOutputFinder {
  public:
-  UntiedOutputFinder(const Adapter& adapter, const AdapterBase& base, const EmbeddingLayers& layers)
-      : adapter_(adapter), base_(base), layers_(layers), names_(base.tensors, base.roles) {
+  TiedOutputFinder(const Adapter& adapter, const AdapterBase& base)
+      : adapter_(adapter), base_(base), names_(base.tensors, base.roles) {
     find_embeddings();
     find_output();
   }
 
-  [[nodiscard]] std::optional<UntiedOutput> find() const {
-    std::optional<std::size_t> of_embeddings, of_output;  // tensors of the adapter
-    bool is_saved = false;
-    for (const auto& [name, tensor] : adapter_.replacements()) {
-      const auto target = names_.find(name);
-      const bool embeds = target && std::ranges::find(embeddings_, *target) != embeddings_.end();
-      const bool is_output = !target || base_.tensors.name(*target) == output_;  // what the base lacks is tied
-      if (!embeds && !is_output) continue;
-      (embeds ? of_embeddings : of_output) = tensor;
-      is_saved |= adapter_.config().is_saved(without_weight_suffix(name));
-    }
-    if (!is_saved || (of_embeddings && of_output && adapter_.are_equal(*of_embeddings, *of_output)))
-      return std::nullopt;
-    if (!output_.empty()) return UntiedOutput{embeddings_.front(), output_};
-    if (of_embeddings)
-      refuse(adapter_.weights().label_of(*of_embeddings),
-             "tensor '{}': replaces embeddings of {} that share their weight with an output layer, and modules_to_save "
-             "unties the two: nibble cannot do that for this architecture",
-             printable(adapter_.weights().tensors().name(*of_embeddings)), base_.label);
+  [[nodiscard]] std::optional<TiedOutput> find() const {
+    LayerChange embeddings, output;
+    for (const auto& [name, tensor] : adapter_.replacements())
+      if (LayerChange* const layer = layer_of(name, embeddings, output)) {
+        layer->replacement = tensor;
+        layer->is_saved = adapter_.config().is_saved(name);
+      }
+    for (const auto& [name, module] : adapter_.modules())
+      if (LayerChange* const layer = layer_of(name + std::string(weight_suffix), embeddings, output)) {
+        if (!module.low_rank.empty()) layer->low_rank = module.low_rank.begin()->second.a;
+        layer->tokens = module.tokens;
+      }
+    if (!embeddings.any() && !output.any()) return std::nullopt;
+    const bool unties = do_untie(embeddings, output);
+    if (!output_.empty()) return TiedOutput{embeddings_.front(), output_, names_.find(output_), unties};
+    if (const auto tensor = embeddings.of_this_layer_alone(); unties && tensor)
+      refuse(adapter_.weights().label_of(*tensor),
+             "tensor '{}': changes the embeddings of {}, but not the output layer that shares their weight: nibble "
+             "cannot untie the two for this architecture",
+             printable(adapter_.weights().tensors().name(*tensor)), base_.label);
     return std::nullopt;
   }
 
  private:
+  // Which of the two layers a parameter of the model belongs to; null if to another.
+  LayerChange* layer_of(const std::string& parameter, LayerChange& embeddings, LayerChange& output) const {
+    const auto target = names_.find(parameter);
+    if (base_.is_tied_output(parameter) || (target && base_.tensors.name(*target) == output_)) return &output;
+    return target && std::ranges::find(embeddings_, *target) != embeddings_.end() ? &embeddings : nullptr;
+  }
+
+  [[nodiscard]] bool do_untie(const LayerChange& embeddings, const LayerChange& output) const {
+    if (embeddings.low_rank || output.low_rank || output.tokens) return true;
+    if (!embeddings.is_saved && !output.is_saved) return false;
+    return !embeddings.replacement || !output.replacement ||
+           !are_equal(adapter_.weights(), *embeddings.replacement, *output.replacement);
+  }
+
   // Other embeddings are those of positions and the like. If nothing has a row for each token, any may embed them.
   void find_embeddings() {
     std::vector<std::size_t> others;
@@ -58,9 +83,9 @@ class UntiedOutputFinder {
     const auto is_stored = [&](const std::string& module) {
       return names_.find(module + std::string(weight_suffix)).has_value();
     };
-    if (embeddings_.size() != 1 || layers_.tied.size() != 1 || !std::ranges::all_of(layers_.embeddings, is_stored))
-      return;
-    const std::string& module = layers_.tied.front();
+    const auto& [embeddings, tied] = base_.layers;
+    if (embeddings_.size() != 1 || tied.size() != 1 || !std::ranges::all_of(embeddings, is_stored)) return;
+    const std::string& module = tied.front();
     if (module.find_first_of(".*$") != std::string::npos) return;
     TensorInfo weight = base_.tensors[embeddings_.front()];
     // Of models that store "language_model.model.embed_tokens" for "model.embed_tokens", it has that component, too.
@@ -76,7 +101,6 @@ class UntiedOutputFinder {
 
   const Adapter& adapter_;
   const AdapterBase& base_;
-  const EmbeddingLayers& layers_;
   BaseNames names_;
   std::vector<std::size_t> embeddings_;  // those that may be tied
   std::string output_;                   // the weight of the output layer; empty if it cannot be untied
@@ -84,10 +108,8 @@ class UntiedOutputFinder {
 
 }  // namespace
 
-std::optional<UntiedOutput> find_untied_output(const Adapter& adapter, const AdapterBase& base,
-                                               const EmbeddingLayers& layers) {
-  if (!base.tied || adapter.replacements().empty()) return std::nullopt;
-  return UntiedOutputFinder(adapter, base, layers).find();
+std::optional<TiedOutput> find_tied_output(const Adapter& adapter, const AdapterBase& base) {
+  return base.tied ? TiedOutputFinder(adapter, base).find() : std::nullopt;
 }
 
 }  // namespace nibble

@@ -163,7 +163,6 @@ class Architecture {
     };
     return finds(fp32_strict_) ? KeptInFp32::in_16_bits : finds(fp32_) ? KeptInFp32::in_fp16 : KeptInFp32::never;
   }
-  [[nodiscard]] bool keeps_fp32() const noexcept { return fp32_ != nullptr || fp32_strict_ != nullptr; }
 
   // Decides which conditional renames apply to a file.
   void see(const TensorList& tensors) {
@@ -456,9 +455,8 @@ class TableRoleFinder final : public RoleFinder {
 
   FoundRole find(const TensorInfo& tensor) override {
     const bool is_matrix = tensor.shape.size() > 1;
-    if (!is_matrix && !table_.keeps_fp32()) return {Role::other, tensor.name, "not a matrix", {}};
     const Destination to = table_.destination(tensor.name, rules_);
-    FoundRole found = is_matrix ? find(tensor, to) : FoundRole{Role::other, tensor.name, "not a matrix", {}};
+    FoundRole found = is_matrix ? find(tensor, to) : FoundRole{Role::other, to.parameter, "not a matrix", {}};
     found.kept_in_fp32 = table_.kept_in_fp32(to.parameter);
     return found;
   }

@@ -248,15 +248,16 @@ std::optional<bool> find_tied(const Object& config, int levels = max_levels) {
   return std::nullopt;
 }
 
+// That of the language model comes first: some configurations have another one at the top.
 std::optional<std::uint64_t> find_vocab_size(const Object& config, int levels = max_levels) {
-  const std::string_view value = config.find("vocab_size");
-  std::uint64_t size = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), size);
-  if (!value.empty() && error == std::errc() && end == value.data() + value.size()) return size;
   if (levels > 0)
     for (const std::string_view part : parts)
       if (const auto inner = config.object(part))
         if (const auto found = find_vocab_size(*inner, levels - 1)) return found;
+  const std::string_view value = config.find("vocab_size");
+  std::uint64_t size = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), size);
+  if (!value.empty() && error == std::errc() && end == value.data() + value.size()) return size;
   return std::nullopt;
 }
 

@@ -32,7 +32,7 @@ struct ModelConfig : ModelClass {
   /// missing, the default is that of the model class, which model_type names: there is no common default.
   std::optional<bool> tie_word_embeddings;
 
-  std::optional<std::uint64_t> vocab_size;  ///< found like tie_word_embeddings
+  std::optional<std::uint64_t> vocab_size;  ///< of the language model's part, or else of the top level
 
   // Empty for plain weights.
   std::string quant_method;         ///< "compressed-tensors", "nibble", ...; bitsandbytes may leave it out

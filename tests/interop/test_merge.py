@@ -26,14 +26,30 @@ def tied_llama():
     return llama(tie_word_embeddings=True)
 
 
-def gemma3():
+def gemma3(**changes):
     """Stores its language model under other names than it has in memory."""
-    text = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, head_dim=16)
+    text = changes | dict(hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, head_dim=16)
     text |= dict(num_key_value_heads=2, vocab_size=100, sliding_window=16, pad_token_id=0)
     vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=28)
     return transformers.Gemma3ForConditionalGeneration(
         transformers.Gemma3Config(text_config=text, vision_config=vision | {"patch_size": 14}, mm_tokens_per_image=4)
     )
+
+
+def paligemma():
+    """Its configuration has another vocab_size at the top than its language model."""
+    text = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, head_dim=16)
+    text |= dict(num_key_value_heads=1, vocab_size=100, model_type="gemma", pad_token_id=0)
+    vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=28)
+    vision |= dict(patch_size=14, projection_dim=64, model_type="siglip_vision_model")
+    return transformers.PaliGemmaForConditionalGeneration(
+        transformers.PaliGemmaConfig(text_config=text, vision_config=vision, projection_dim=64, hidden_size=64)
+    )
+
+
+def bert():
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, vocab_size=100)
+    return transformers.BertForTokenClassification(transformers.BertConfig(num_labels=3, **sizes))
 
 
 def whisper():
@@ -116,12 +132,15 @@ CASES = {
     "untied-gpt2": (lambda: gpt2(n_positions=128), dict(target_modules=["c_attn"], modules_to_save=["wte"])),
     "untied-gemma3": (gemma3, dict(target_modules=["q_proj"], modules_to_save=["embed_tokens"])),
     "untied-whisper": (whisper, dict(target_modules=["q_proj"], modules_to_save=["proj_out"])),
+    "untied-decoder": (whisper, dict(target_modules=["q_proj"], modules_to_save=["decoder"])),
     "tied-by-peft": (
         tied_llama,
         dict(target_modules=["q_proj"], modules_to_save=["embed_tokens"], ensure_weight_tying=True),
     ),
-    "tied-embedding": (tied_llama, dict(target_modules=["embed_tokens", "q_proj"])),
     "tied-t5": (t5, dict(target_modules=["q"], modules_to_save=["lm_head"], ensure_weight_tying=True)),
+    "renamed-norms": (gemma3, dict(target_modules=["q_proj"], modules_to_save=["input_layernorm"])),
+    "renamed-biases": (lambda: gemma3(attention_bias=True), dict(target_modules=["q_proj"], bias="all", lora_bias=True)),
+    "head-with-a-bias": (bert, dict(target_modules=["query"], bias="all", task_type="TOKEN_CLS")),
     "embedding": (llama, dict(target_modules=["embed_tokens", "q_proj"])),
     "embedding-dora": (llama, dict(target_modules=["embed_tokens"], use_dora=True)),
     "head": (llama, dict(target_modules=["lm_head"])),
@@ -275,18 +294,65 @@ def test_an_adapter_for_another_base(nibble, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_different_rows_of_tied_embeddings(nibble, tmp_path):
-    """peft saves rows for both and merges them into the one weight that both have."""
-    tokens = {"embed_tokens": [1], "lm_head": [7]}
-    make(tmp_path, tied_llama, target_modules=["q_proj"], trainable_token_indices=tokens)
-    line = fails(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "fp32")
-    assert "has no tensor 'lm_head.weight': its output layer may be tied to its embeddings" in line
+OF_ONE_LAYER = {
+    "lora-of-embeddings": dict(target_modules=["embed_tokens", "q_proj"]),
+    "dora-of-embeddings": dict(target_modules=["embed_tokens"], use_dora=True),
+    "lora-of-the-output": dict(target_modules=["lm_head", "q_proj"]),
+    "lora-of-both": dict(target_modules=["lm_head", "embed_tokens"]),
+    "lora-beside-a-copy": dict(target_modules=["embed_tokens"], modules_to_save=["lm_head"]),
+    "rows-of-the-output": dict(target_modules=["q_proj"], trainable_token_indices={"lm_head": [7]}),
+    "different-rows": dict(
+        target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [1], "lm_head": [7]}
+    ),
+    "rows-of-embeddings": dict(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [1]}),
+}
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("untied")])
+@pytest.mark.parametrize("stored", ["once", "twice"])
+@pytest.mark.parametrize("case", OF_ONE_LAYER)
+def test_tied_layers_are_what_the_trained_model_has(case, stored, nibble, tmp_path):
+    """peft's own merge adds what is for one of the two layers to both."""
+    make(tmp_path, tied_llama, **OF_ONE_LAYER[case])
+    if stored == "twice":
+        file = tmp_path / "base" / "model.safetensors"
+        state = load_file(file)
+        save_file(state | {"lm_head.weight": state["model.embed_tokens.weight"].clone()}, file, {"format": "pt"})
+    run(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "fp32")
+    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    trained = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    ids = torch.arange(16)[None]
+    with torch.inference_mode():
+        expected = trained(ids).logits
+        found = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out").eval()(ids).logits
+    assert torch.allclose(found, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
+    tied = json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"]
+    assert tied == (case == "rows-of-embeddings")
+
+
+@pytest.mark.parametrize("saved", [dict(modules_to_save=["lm_head"]), dict(trainable_token_indices=[3, 7])], ids=str)
+def test_embeddings_saved_in_their_wrappers(saved, nibble, tmp_path):
+    torch.manual_seed(0)
+    base = llama()
+    base.save_pretrained(tmp_path / "base")
+    adapted = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], **saved))
+    train(adapted)
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    names = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert any("token_adapter.base_layer" in name or "modules_to_save" in name for name in names)
+    adapted.merge_and_unload().save_pretrained(tmp_path / "expected")
+    run(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "fp32")
+    compare(*(load_file(tmp_path / folder / "model.safetensors") for folder in ("out", "expected")))
+
+
+# Of PaliGemma, nibble stores lm_head.weight under the name that older versions of transformers expect, peft does not.
+UNTIED = {case: CASES[case] for case in CASES if case.startswith("untied")}
+UNTIED["untied-paligemma"] = (paligemma, dict(target_modules=["q_proj"], modules_to_save=["embed_tokens"]))
+
+
+@pytest.mark.parametrize("case", UNTIED)
 def test_untied_layers_are_loaded_as_such(case, nibble, tmp_path):
     """config.json says it where transformers looks, and both layers have the type that they had in common."""
-    model, config = CASES[case]
+    model, config = UNTIED[case]
     make(tmp_path, model, **config)
     base = type(model()).from_pretrained(tmp_path / "base").bfloat16()
     base.save_pretrained(tmp_path / "base")
@@ -299,20 +365,21 @@ def test_untied_layers_are_loaded_as_such(case, nibble, tmp_path):
 
 
 NO_HEAD = "its output layer may be tied to its embeddings"
-TIED = "that share their weight with an output layer, and modules_to_save unties the two: nibble cannot do that"
+TIED = "changes the embeddings of"
 
 
 @pytest.mark.parametrize(
-    "model, module, why",
+    "model, config, why",
     [
-        (tied_llama, "embed_tokens", TIED),
-        (tied_llama, "lm_head", NO_HEAD),
-        (t5, "shared", TIED),
-        (t5, "lm_head", NO_HEAD),
+        (tied_llama, dict(modules_to_save=["embed_tokens"]), TIED),
+        (tied_llama, dict(modules_to_save=["lm_head"]), NO_HEAD),
+        (t5, dict(modules_to_save=["shared"]), TIED),
+        (t5, dict(modules_to_save=["lm_head"]), NO_HEAD),
+        (t5, dict(target_modules=["shared"]), TIED),
     ],
 )
-def test_tied_layers_that_cannot_be_untied(nibble, tmp_path, model, module, why):
-    make(tmp_path, model, target_modules=["q_proj", "q"], modules_to_save=[module])
+def test_tied_layers_that_cannot_be_untied(nibble, tmp_path, model, config, why):
+    make(tmp_path, model, **dict(target_modules=["q_proj", "q"]) | config)
     if model is tied_llama:
         edit_config(tmp_path / "base", architectures=["UnknownForCausalLM"])
     assert why in fails(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "bf16")

@@ -6,7 +6,8 @@
 #include <utility>
 
 #include "formats/adapters/adapter_identity.hpp"
-#include "formats/adapters/untied_output.hpp"
+#include "formats/adapters/tied_output.hpp"
+#include "formats/equal_tensors.hpp"
 #include "formats/models/architectures.hpp"
 #include "nibble/error.hpp"
 #include "nibble/merge.hpp"
@@ -17,24 +18,29 @@
 namespace nibble {
 namespace {
 
-// Calls use(base) with the model that `reader` gives the tensors of. If its class is not known, config.json alone says
-// whether anything is tied.
+// Of a class that is not known, config.json says whether anything is tied, unless an output layer is stored.
+bool is_tied_by_guess(const Reader& base, RoleFinder& roles) {
+  if (!base.config() || !base.config()->tie_word_embeddings.value_or(false)) return false;
+  for (std::size_t t = 0; t < base.tensors().size(); ++t)
+    if (roles.find(base.tensors()[t]).role == Role::output_embeddings) return false;
+  return true;
+}
+
+// Calls use(base) with the model that `reader` gives the tensors of.
 template <class Use> auto with_adapter_base(const Reader& reader, const ModelClass& model, bool tied, Use&& use) {
   const TensorList& tensors = reader.tensors();
   const bool guessed = model.architecture.empty();
   const auto roles = guessed ? make_role_finder_by_name(tensors) : make_role_finder(model, tensors, tied);
-  const auto& config = reader.config();
-  if (guessed) tied = config && config->tie_word_embeddings.value_or(false);
-  const auto vocab_size = config ? config->vocab_size : std::nullopt;
-  return use(AdapterBase{escaped(reader.path().native()), tensors, *roles, tied, vocab_size, guessed, {}});
-}
-
-std::unique_ptr<const Reader> untied_for(const Adapter& adapter, std::unique_ptr<const PlainReader> base, bool tied) {
-  const auto output = with_adapter_base(*base, base->model(), tied, [&](const AdapterBase& of_base) {
-    return find_untied_output(adapter, of_base, embedding_layers(base->model()));
-  });
-  if (!output) return base;
-  return std::make_unique<UntiedReader>(std::move(base), *output);
+  AdapterBase base{.label = escaped(reader.path().native()),
+                   .tensors = tensors,
+                   .roles = *roles,
+                   .vocab_size = reader.config() ? reader.config()->vocab_size : std::nullopt,
+                   .guessed = guessed,
+                   .layers = embedding_layers(model),
+                   .stored_twice = {},
+                   .turned_conv1d = {}};
+  base.tied = guessed ? is_tied_by_guess(reader, *roles) : tied && !base.layers.tied.empty();
+  return use(base);
 }
 
 }  // namespace
@@ -43,10 +49,17 @@ MergedReader::MergedReader(std::unique_ptr<const PlainReader> base, Adapter adap
     : DerivedReader(static_cast<const Reader&>(*base)),  // not its copy constructor
       adapter_(std::move(adapter)) {
   const ModelClass model = base->model();
-  const bool tied = base->is_tied() && !embedding_layers(model).tied.empty();
-  base_ = untied_for(adapter_, std::move(base), tied);
-  updates_ = with_adapter_base(*base_, model, tied && !ReaderInternals::was_tied(*base_),
-                               [&](const AdapterBase& of_base) { return plan_updates(adapter_, of_base); });
+  const bool tied = base->is_tied();
+  const auto output = with_adapter_base(
+      *base, model, tied, [&](const AdapterBase& of_base) { return find_tied_output(adapter_, of_base); });
+  const bool stored_twice = output && output->stored && are_equal(*base, output->embeddings, *output->stored);
+  const bool unties = output && (output->unties || (output->stored && !stored_twice));
+  base_ = std::move(base);
+  if (unties) base_ = std::make_unique<UntiedReader>(std::move(base_), *output);
+  updates_ = with_adapter_base(*base_, model, tied && !unties, [&](AdapterBase& of_base) {
+    if (stored_twice) of_base.stored_twice.emplace(output->embeddings, *output->stored);
+    return plan_updates(adapter_, of_base);
+  });
   for (std::size_t t = 0; t < base_->tensors().size(); ++t) {
     TensorInfo tensor = base_->tensors()[t];
     if (is_updated(t) && is_weight_type(tensor.dtype)) tensor.dtype = DType::f32;

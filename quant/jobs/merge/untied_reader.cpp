@@ -11,14 +11,12 @@ constexpr std::size_t no_copy = std::numeric_limits<std::size_t>::max();  // the
 
 }  // namespace
 
-UntiedReader::UntiedReader(std::unique_ptr<const Reader> tied, const UntiedOutput& output)
+UntiedReader::UntiedReader(std::unique_ptr<const Reader> tied, const TiedOutput& output)
     : DerivedReader(static_cast<const Reader&>(*tied)),  // not its copy constructor
       tied_(std::move(tied)),
-      copy_(output.embeddings + 1),
+      copy_(output.stored ? no_copy : output.embeddings + 1),
       config_(tied_->config()) {
   const TensorList& stored = tied_->tensors();
-  for (std::size_t t = 0; t < stored.size(); ++t)
-    if (stored.name(t) == output.weight) copy_ = no_copy;
   for (std::size_t t = 0; t < stored.size(); ++t) {
     TensorInfo tensor = stored[t];
     tensors_.push_back(tensor);

@@ -6,7 +6,7 @@
 #include <optional>
 #include <span>
 
-#include "formats/adapters/untied_output.hpp"
+#include "formats/adapters/tied_output.hpp"
 #include "quant/jobs/merge/plain_reader.hpp"
 
 namespace nibble {
@@ -14,7 +14,7 @@ namespace nibble {
 /// A model whose output layer shares the weight of its embeddings, as one whose output layer has a copy of it.
 class UntiedReader final : public DerivedReader {
  public:
-  UntiedReader(std::unique_ptr<const Reader> tied, const UntiedOutput& output);
+  UntiedReader(std::unique_ptr<const Reader> tied, const TiedOutput& output);
 
   [[nodiscard]] const TensorList& tensors() const noexcept override { return tensors_; }
   [[nodiscard]] std::size_t file_of(std::size_t tensor) const override { return tied_->file_of(source(tensor)); }

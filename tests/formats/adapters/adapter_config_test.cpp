@@ -74,12 +74,14 @@ TEST(AdapterConfig, ReadsWhatWasAdaptedBesideModules) {
 
 TEST(AdapterConfig, ModulesAreSavedByTheEndsOfTheirNames) {
   const AdapterConfig saves = config(R"("modules_to_save":["lm_head","model.embed_tokens"])");
-  EXPECT_TRUE(saves.is_saved("lm_head"));
-  EXPECT_TRUE(saves.is_saved("language_model.lm_head"));
-  EXPECT_TRUE(saves.is_saved("model.embed_tokens"));
-  EXPECT_FALSE(saves.is_saved("embed_tokens"));
-  EXPECT_FALSE(saves.is_saved("lm_head.0"));
-  EXPECT_FALSE(config().is_saved("lm_head"));
+  EXPECT_TRUE(saves.is_saved("lm_head.weight"));
+  EXPECT_TRUE(saves.is_saved("language_model.lm_head.weight"));
+  EXPECT_TRUE(saves.is_saved("model.embed_tokens.weight"));
+  EXPECT_TRUE(saves.is_saved("lm_head.dense.bias"));  // what is in it is copied, too
+  EXPECT_FALSE(saves.is_saved("embed_tokens.weight"));
+  EXPECT_FALSE(saves.is_saved("lm_heads.weight"));
+  EXPECT_FALSE(saves.is_saved("a.lm_head"));
+  EXPECT_FALSE(config().is_saved("lm_head.weight"));
   EXPECT_THAT(refusal(R"("modules_to_save":"lm_head")"), HasSubstr("c: modules_to_save is not a list"));
   EXPECT_THAT(refusal(R"("modules_to_save":[7])"), HasSubstr("c: modules_to_save: 7 is not a name"));
 }

@@ -42,6 +42,18 @@ TEST(AdapterNames, ScalesOfAQuantizedWeightAreKnown) {
     expect(other, AdapterPart::replacement, other);
 }
 
+// peft saves biases and embeddings by the names of the parameters, and those are in wrappers.
+TEST(AdapterNames, ModulesAroundALayerHaveNoNames) {
+  expect("base_model.model.head.modules_to_save.bias", AdapterPart::replacement, "head.bias");
+  expect("base_model.model.head.modules_to_save.default.dense.bias", AdapterPart::replacement, "head.dense.bias");
+  for (const char* frozen :
+       {"head.original_module.bias", "head.original_module.dense.bias", "embed.token_adapter.base_layer.weight"}) {
+    const auto parsed = parse_adapter_name(frozen);
+    ASSERT_TRUE(parsed);
+    EXPECT_EQ(parsed->part, AdapterPart::unused) << frozen;
+  }
+}
+
 TEST(AdapterNames, ThePrefixMayBeMissing) { expect("a.q.lora_A.weight", AdapterPart::a, "a.q"); }
 
 TEST(AdapterNames, DepthIsTheNumberOfWrappersAround) {
@@ -53,7 +65,7 @@ TEST(AdapterNames, DepthIsTheNumberOfWrappersAround) {
 TEST(AdapterNames, OtherPartsOfLoraAreNone) {
   for (const char* name :
        {"base_model.model.a.lora_E", "base_model.model.a.lora_A.default.weight", "base_model.model.a.lora_diag",
-        "base_model.model.a.token_adapter.base_layer.weight", "base_model.model.", ".lora_A.weight", ""})
+        "base_model.model.a.token_adapter.weight", "base_model.model.", ".lora_A.weight", ""})
     EXPECT_FALSE(parse_adapter_name(name)) << name;
 }
 

@@ -39,6 +39,8 @@ TEST(Config, OddValuesSayNothing) {
   EXPECT_EQ(read(R"({"architectures": [7, "x"]})").architecture, "");
   EXPECT_EQ(read("{}").tie_word_embeddings, std::nullopt);
   EXPECT_EQ(read(R"({"vision_config": {"vocab_size": 7}, "text_config": {"vocab_size": 32000}})").vocab_size, 32000);
+  EXPECT_EQ(read(R"({"vocab_size": 7, "text_config": {"vocab_size": 32000}})").vocab_size, 32000);  // PaliGemma
+  EXPECT_EQ(read(R"({"vocab_size": 7, "text_config": {}})").vocab_size, 7);
   for (const char* const none : {"{}", R"({"vocab_size": "9"})", R"({"vocab_size": 9.5})", R"({"vocab_size": -9})"})
     EXPECT_EQ(read(none).vocab_size, std::nullopt) << none;
 }

@@ -142,6 +142,27 @@ TEST(Merge, ATiedOutputLayerIsStoredOnceItDiffers) {
   EXPECT_FALSE(without.finish.was_tied);
 }
 
+// transformers ties two tensors only if they are equal.
+TEST(Merge, OfATiedBaseThatStoresBothLayersWhatIsTiedStaysTied) {
+  for (const bool equal : {true, false}) {
+    auto in = std::make_unique<MemoryReader>();
+    in->set_architecture("LlamaForCausalLM", true);
+    in->add_normal("model.embed_tokens.weight", DType::f32, {96, 256});
+    const Bytes embeddings = bytes_of(*in, 0);
+    Bytes head = embeddings;
+    if (!equal) head.front() ^= std::byte{1};
+    in->add({"lm_head.weight", DType::f32, {96, 256}}, head);
+    AdapterMaker maker(R"("trainable_token_indices":[3])");
+    maker.add("model.embed_tokens.token_adapter.trainable_tokens_delta", {1, 256});
+    const Result result = convert_to(*merged(std::move(in), maker.make()), "nf4");
+    const Bytes& updated = result.parts.at("model.embed_tokens.weight");
+    EXPECT_NE(updated, embeddings);
+    EXPECT_EQ(result.parts.at("lm_head.weight"), equal ? updated : head);
+    EXPECT_EQ(result.finish.was_tied, !equal);
+    EXPECT_EQ(result.parts.size(), 2u);
+  }
+}
+
 // An adapter of several GB takes a while to hash, before the first weight is merged.
 TEST(Merge, HashingTheAdapterShowsProgressAndCanBeCancelled) {
   const test::TempDir dir;

@@ -35,7 +35,7 @@ std::vector<std::string> names_of(const Reader& in) {
 TEST(UntiedReader, TheCopyStandsBehindTheEmbeddings) {
   for (const std::optional<bool> says : {std::optional<bool>(true), std::optional<bool>()}) {
     const auto before = tied(says);
-    const UntiedReader reader(tied(says), {1, "lm_head.weight"});
+    const UntiedReader reader(tied(says), {1, "lm_head.weight", {}, true});
     EXPECT_EQ(names_of(reader),
               (std::vector<std::string>{"a.weight", "model.embed_tokens.weight", "lm_head.weight", "b.weight"}));
     for (const auto& [tensor, source] : {std::pair<std::size_t, std::size_t>{0, 0}, {1, 1}, {2, 1}, {3, 2}}) {
@@ -56,15 +56,15 @@ TEST(UntiedReader, TheCopyStandsBehindTheEmbeddings) {
 TEST(UntiedReader, TheLastTensorMayBeTheEmbeddings) {
   auto in = tied();
   in->add_normal("c.weight", DType::bf16, {2, 2}, 2);
-  const UntiedReader reader(std::move(in), {3, "lm_head.weight"});
+  const UntiedReader reader(std::move(in), {3, "lm_head.weight", {}, true});
   EXPECT_EQ(names_of(reader), (std::vector<std::string>{"a.weight", "model.embed_tokens.weight", "b.weight", "c.weight",
                                                         "lm_head.weight"}));
   EXPECT_EQ(bytes_of(reader, 4), bytes_of(reader, 3));
 }
 
 TEST(UntiedReader, WhatIsStoredIsNotCopied) {
-  for (const char* const stored : {"a.weight", "b.weight"}) {
-    const UntiedReader reader(tied(), {1, stored});
+  for (const std::size_t stored : {0, 2}) {
+    const UntiedReader reader(tied(), {1, "lm_head.weight", stored, true});
     EXPECT_EQ(names_of(reader), names_of(*tied()));
     EXPECT_EQ(bytes_of(reader, 2), bytes_of(*tied(), 2));
     EXPECT_EQ(reader.config()->tie_word_embeddings, false);
