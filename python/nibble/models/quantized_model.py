@@ -193,8 +193,10 @@ class QuantizedModel:
 
     def _declare_other_ties(self) -> None:
         """model.tie_weights() ties what its classes declare, and quantized weights are no parameters."""
+        if self.tied and hasattr(self._model, "_tie_or_clone_weights"):  # transformers 4, for an output layer
+            self._model._tie_or_clone_weights = _leave_tied
         for name, module in self._model.named_modules():
-            if not isinstance(getattr(module, "_tied_weights_keys", None), dict):  # as in transformers 4
+            if not isinstance(getattr(module, "_tied_weights_keys", None), dict):  # a list in transformers 4
                 continue
             prefix = f"{name}." if name else ""
             declared = module.get_expanded_tied_weights_keys()
@@ -229,6 +231,10 @@ class QuantizedModel:
         while module and module not in self._devices:
             module = module.rpartition(".")[0]
         return self._devices.get(module, "cpu")
+
+
+def _leave_tied(output_embeddings: torch.nn.Module, input_embeddings: torch.nn.Module) -> None:
+    """In place of a method that gives the first the weight of the second, which it has already."""
 
 
 def _without_numbers(name: str) -> str:
