@@ -64,9 +64,20 @@ Adapter::Adapter(fs::path path, std::string_view label, Parts parts)
       config_(parts.config, label),
       weights_(std::move(parts.weights)) {
   for (std::size_t t = 0; t < weights_->tensors().size(); ++t) add(t);
-  // Such a weight is that of the base: codes are not trained.
-  for (const std::string& weight : quantized_) replacements_.erase(weight);
+  for (const std::string& weight : quantized_) leave_to_base(weight);
   check_complete();
+}
+
+// Codes are not trained, so a weight that is saved as codes is that of the base.
+void Adapter::leave_to_base(const std::string& quantized_weight) {
+  const auto codes = replacements_.find(quantized_weight);
+  if (codes == replacements_.end()) return;
+  const TensorInfo tensor = weights_->tensors()[codes->second];
+  const bool is_column = tensor.shape.size() == 2 && tensor.shape[1] == 1;  // codes of 4 bits, in quant_storage
+  if (is_weight_type(tensor.dtype) && !is_column)
+    refuse_tensor(codes->second,
+                  fmt::format("holds weights of type {}, but has scales as codes have", traits(tensor.dtype).name));
+  replacements_.erase(codes);
 }
 
 void Adapter::refuse_tensor(std::size_t tensor, std::string_view fact) const {

@@ -60,6 +60,7 @@ class Adapter {
   };
   Adapter(std::filesystem::path path, std::string_view label, Parts parts);
   void add(std::size_t tensor);
+  void leave_to_base(const std::string& quantized_weight);
   void check_complete() const;
   [[noreturn]] void refuse_tensor(std::size_t tensor, std::string_view fact) const;
 

@@ -40,8 +40,8 @@ class AdapterConfig {
   /// Whether the last module that peft adapted stores its weight as [in, out].
   [[nodiscard]] bool fan_in_fan_out() const noexcept { return fan_in_fan_out_; }
 
-  /// Whether modules_to_save names the module of this parameter, or one that it is in: that of the model is kept, and a
-  /// trained copy is used instead.
+  /// Whether modules_to_save names the module of this parameter, or a module around it: a copy of that module was
+  /// trained in its place.
   [[nodiscard]] bool is_saved(std::string_view parameter) const;
 
   /// Parameters that are adapted by themselves, as names or ends of names; sorted.

@@ -18,7 +18,7 @@ enum class AdapterPart : std::uint8_t {
   embedding_b,  ///< lora_embedding_B [dimensions, r]
   tokens,       ///< new rows of an embedding
   replacement,  ///< a tensor that replaces one of the base
-  codes,        ///< scales and the like of a quantized weight of the base, saved beside its adapter
+  codes,        ///< a part of a quantized weight of the base, which is saved beside its adapter
   unused,       ///< needed for training alone
 };
 

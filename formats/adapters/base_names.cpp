@@ -16,6 +16,9 @@ constexpr std::array<std::string_view, 2> first_names{"gate_proj", "w1"};
 constexpr std::array<std::string_view, 2> second_names{"up_proj", "w3"};
 constexpr std::array<std::string_view, 2> single_names{"down_proj", "w2"};
 
+// Each is tried for a name that the base lacks. Models have a few, and one with more gets no such help.
+constexpr std::size_t max_first_components = 64;
+
 bool is_expert_name(std::string_view name, const std::array<std::string_view, 2>& names) {
   return std::ranges::find(names, name) != names.end();
 }
@@ -39,7 +42,7 @@ BaseNames::BaseNames(const TensorList& tensors, RoleFinder& roles) : tensors_(te
     if (const std::size_t dot = tensor.name.find('.'); dot != std::string::npos)
       first.insert(tensor.name.substr(0, dot + 1));
   }
-  first_components_.assign(first.begin(), first.end());
+  if (first.size() <= max_first_components) first_components_.assign(first.begin(), first.end());
 }
 
 std::vector<std::size_t> BaseNames::find_all(const std::string& parameter) const {

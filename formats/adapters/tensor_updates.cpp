@@ -45,11 +45,6 @@ class UpdatePlanner {
       if (!module.low_rank.empty()) add_low_rank(name, module);
       if (module.tokens) add_tokens(name, *module.tokens);
     }
-    if (base_.tied && base_.stored_twice)
-      if (const auto [embeddings, output] = *base_.stored_twice; updates_.contains(embeddings)) {
-        updates_[output] = updates_[embeddings];
-        updates_[output].tensor = output;
-      }
     std::vector<TensorUpdate> updates;
     updates.reserve(updates_.size());
     for (const auto& [tensor, update] : updates_) updates.push_back(update);

@@ -54,14 +54,11 @@ struct AdapterBase {
   std::optional<std::uint64_t> vocab_size;  ///< of config.json: the rows of the embeddings of tokens
   bool guessed = false;                     ///< roles are guessed from names and shapes: the architecture is not known
   EmbeddingLayers layers;                   ///< of the architecture
-  /// Of a tied base that stores the weight of both, the tensor of the embeddings and that of the output layer. What
-  /// updates the former updates the latter.
-  std::optional<std::pair<std::size_t, std::size_t>> stored_twice;
-  std::vector<bool> turned_conv1d;  ///< Conv1D weights that are stored as [out, in]; empty: none
+  std::vector<bool> turned_conv1d;          ///< Conv1D weights that are stored as [out, in]; empty: none
 
-  /// Whether a parameter of the model, by its name in memory, is the weight of a layer that is tied to the embeddings,
-  /// or that of embeddings, which may be tied to others.
+  /// Whether a parameter of the model, by its name in memory, is the weight of a linear layer that the class ties.
   [[nodiscard]] bool is_tied_output(std::string_view parameter) const;
+  /// Whether it is the weight of embeddings. Those of an encoder and of a decoder may be tied to each other.
   [[nodiscard]] bool is_embedding(std::string_view parameter) const;
 };
 

@@ -44,7 +44,8 @@ class TiedOutputFinder {
       }
     if (!embeddings.any() && !output.any()) return std::nullopt;
     const bool unties = do_untie(embeddings, output);
-    if (!output_.empty()) return TiedOutput{embeddings_.front(), output_, names_.find(output_), unties};
+    if (!output_.empty())
+      return TiedOutput{embeddings_.front(), output_, names_.find(output_), unties, common(embeddings, output)};
     if (const auto tensor = embeddings.of_this_layer_alone(); unties && tensor)
       refuse(adapter_.weights().label_of(*tensor),
              "tensor '{}': changes the embeddings of {}, but not the output layer that shares their weight: nibble "
@@ -68,6 +69,13 @@ class TiedOutputFinder {
            !are_equal(adapter_.weights(), *embeddings.replacement, *output.replacement);
   }
 
+  // What is not saved by modules_to_save was loaded into the weight of both.
+  [[nodiscard]] static std::optional<std::size_t> common(const LayerChange& embeddings, const LayerChange& output) {
+    if (embeddings.replacement && !embeddings.is_saved && !output.replacement) return embeddings.replacement;
+    if (output.replacement && !output.is_saved && !embeddings.replacement) return output.replacement;
+    return std::nullopt;
+  }
+
   // Other embeddings are those of positions and the like. If nothing has a row for each token, any may embed them.
   void find_embeddings() {
     std::vector<std::size_t> others;
@@ -77,8 +85,8 @@ class TiedOutputFinder {
     if (embeddings_.empty()) embeddings_ = std::move(others);
   }
 
-  // Only if nothing else is tied. Output layers below another module have biases that are tied as well, and embeddings
-  // that are not stored have the weight of others, which they would not have any more.
+  // Only if nothing else is tied. Output layers inside another module may have biases that are tied as well (BERT), and
+  // embeddings that are not stored have the weight of others, which they would not have any more (T5).
   void find_output() {
     const auto is_stored = [&](const std::string& module) {
       return names_.find(module + std::string(weight_suffix)).has_value();

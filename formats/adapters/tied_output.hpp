@@ -15,6 +15,8 @@ struct TiedOutput {
   std::string weight;                 ///< the name of the output layer's: "lm_head.weight"
   std::optional<std::size_t> stored;  ///< the tensor of that name, if the base has both
   bool unties = false;                ///< the trained model has two weights
+  /// A tensor of the adapter that replaces the weight of both, saved under the name of one of them, beside its LoRA.
+  std::optional<std::size_t> replacement;
 };
 
 /// The tied output layer of a base; nothing if the base is not tied, or if the adapter changes neither layer.

@@ -373,7 +373,7 @@ class DirectoryWriter final : public ShardWriter {
     if (!finish.quantization_config.empty())
       edits.push_back({std::string(config::quantization_keys[0]), finish.quantization_config});
     std::string text = file.read_text(config::max_bytes);
-    if (finish.was_tied) text = config::untie(std::move(text), file.label());
+    if (finish.unties) text = config::untie(std::move(text), file.label());
     return config::patch(std::move(text), edits, file.label());
   }
 

@@ -26,7 +26,7 @@ namespace nibble {
 struct Finish {
   std::string quantization_config;  ///< JSON object for config.json, or empty
   bool was_decoded = false;         ///< whether to remove from config.json what it says about the source's quantization
-  bool was_tied = false;            ///< whether to say in config.json that the embeddings are not tied
+  bool unties = false;              ///< whether to say in config.json that the embeddings are not tied
   std::uint64_t parameters = 0;     ///< of the model, for the index
   std::string dtype;                ///< "float16": for config.json's dtype and torch_dtype; or empty
   std::vector<const PartList*> shards;  ///< as they were given to begin(), for the index: one for each shard

@@ -81,10 +81,12 @@ class RoleFinder {
 /// Whether transformers makes several parameters of one stored tensor when it loads this architecture.
 [[nodiscard]] bool splits_tensors(const ModelClass& model);
 
-/// The layers that the weight of the embeddings may belong to.
+/// The embeddings of a model, and the layers that may share a weight with them.
 struct EmbeddingLayers {
   std::vector<std::string> embeddings;  ///< modules, without those in numbered lists
-  std::vector<std::string> tied;        ///< patterns of linear layers that share it if tie_word_embeddings says so
+  /// Patterns of the linear layers that share a weight with another layer if tie_word_embeddings says so: that of the
+  /// embeddings in most models, that of other linear layers in a few (DETR).
+  std::vector<std::string> tied;
 };
 
 /// Those of a class; none if the table lacks it.

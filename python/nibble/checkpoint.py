@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import math
 import mmap
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -117,12 +118,16 @@ class Checkpoint(Mapping[str, np.ndarray]):
     def __init__(self, path: str | os.PathLike[str], max_memory: int = 0):
         library = _library.library()
         encoded = _library.bytes_of(path)
-        if isinstance(max_memory, bool) or not hasattr(max_memory, "__index__") or not 0 <= max_memory < 2**64:
+        try:
+            limit = -1 if isinstance(max_memory, bool) else operator.index(max_memory)
+        except TypeError:
+            limit = -1
+        if not 0 <= limit < 2**64:
             raise UsageError(f"max_memory is {max_memory!r}, not a number of bytes from 0 to {2**64 - 1}")
         self._maps: dict[str, mmap.mmap] = {}
         before = _identities(path)
         handle = ctypes.c_void_p()
-        _library.check(library.nibble_checkpoint_open(encoded, int(max_memory), ctypes.byref(handle)))
+        _library.check(library.nibble_checkpoint_open(encoded, limit, ctypes.byref(handle)))
         try:
             self._tensors = {}
             for index in range(library.nibble_checkpoint_count(handle)):

@@ -294,6 +294,15 @@ def test_an_adapter_for_another_base(nibble, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def check_logits_of_the_trained_model(kind, folder):
+    base = kind.from_pretrained(folder / "base")
+    trained = peft.PeftModel.from_pretrained(base, folder / "adapter").eval()
+    ids = torch.arange(16)[None]
+    with torch.inference_mode():
+        expected, found = trained(ids).logits, kind.from_pretrained(folder / "out").eval()(ids).logits
+    assert torch.allclose(found, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
+
+
 OF_ONE_LAYER = {
     "lora-of-embeddings": dict(target_modules=["embed_tokens", "q_proj"]),
     "dora-of-embeddings": dict(target_modules=["embed_tokens"], use_dora=True),
@@ -318,15 +327,41 @@ def test_tied_layers_are_what_the_trained_model_has(case, stored, nibble, tmp_pa
         state = load_file(file)
         save_file(state | {"lm_head.weight": state["model.embed_tokens.weight"].clone()}, file, {"format": "pt"})
     run(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "fp32")
-    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
-    trained = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
-    ids = torch.arange(16)[None]
-    with torch.inference_mode():
-        expected = trained(ids).logits
-        found = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out").eval()(ids).logits
-    assert torch.allclose(found, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
+    check_logits_of_the_trained_model(transformers.LlamaForCausalLM, tmp_path)
     tied = json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"]
     assert tied == (case == "rows-of-embeddings")
+
+
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_the_weight_that_is_saved_beside_its_lora_is_that_of_both_layers(target, nibble, tmp_path):
+    make(tmp_path, tied_llama, target_modules=[target])
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    state = load_file(file)
+    name = next(name for name in state if name.endswith("base_layer.weight"))
+    save_file(state | {name: state[name] + 0.1 * torch.randn_like(state[name])}, file, {"format": "pt"})
+    run(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "fp32")
+    check_logits_of_the_trained_model(transformers.LlamaForCausalLM, tmp_path)
+
+
+def store_every_tied_weight(model, directory):
+    """As older versions of transformers did."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    save_file(state, directory / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("model, module", [(t5, "shared"), (tied_llama, "embed_tokens")])
+def test_rows_of_a_weight_that_is_stored_several_times(model, module, nibble, tmp_path):
+    make(tmp_path, model, target_modules=["q_proj", "q"], trainable_token_indices={module: [1, 5]})
+    base = type(model()).from_pretrained(tmp_path / "base")
+    store_every_tied_weight(base, tmp_path / "base")
+    if model is tied_llama:
+        edit_config(tmp_path / "base", architectures=["UnknownForCausalLM"])
+    run(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "fp32")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    weights = [value for name, value in found.items() if value.shape == base.get_input_embeddings().weight.shape]
+    before = base.get_input_embeddings().weight
+    assert len(weights) == (4 if model is t5 else 2) and not torch.equal(weights[0], before)
+    assert all(torch.equal(value, weights[0]) for value in weights)
 
 
 @pytest.mark.parametrize("saved", [dict(modules_to_save=["lm_head"]), dict(trainable_token_indices=[3, 7])], ids=str)

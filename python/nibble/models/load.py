@@ -70,8 +70,8 @@ def _find(path: str, options: dict[str, Any]) -> tuple[str, str | None]:
     if os.path.isfile(path):
         raise BadInputError(f"{path}: is a file, not the directory of a model")
     if subfolder and not os.path.isdir(path):
-        raise UsageError(f"subfolder: {path} is not a directory; one in the cache of the hub has its own path")
-    path = os.path.join(path, subfolder) if subfolder else path
+        raise UsageError(f"subfolder: {path} is not a directory")
+    path = os.path.join(path, os.fsdecode(subfolder)) if subfolder else path
     with open_checkpoint(path) as tensors:  # first, because what transformers says of a path that has no model is long
         quantized = next((name for name in tensors if QUANT_STATE in name or name.endswith(".SCB")), None)
         file = next((tensors.info(name).file for name in tensors), path)

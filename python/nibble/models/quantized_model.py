@@ -222,8 +222,10 @@ class QuantizedModel:
         names = {part for weight in self._weights.values() for part in weight.parts.values()}
         parts = {part for weight in self._weights.values() for part in weight.parts}
         of_int8 = parts & {"SCB", "weight_format"}  # beside the weight; others follow its name, and its renaming
-        names |= {f"{module}.{leaf}{part.removeprefix('weight')}" for module, leaf in self._taken for part in parts - of_int8}
-        patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) + "$" for name in names} | {rf"\.{part}$" for part in of_int8}
+        ends = {part.removeprefix("weight") for part in parts - of_int8}
+        names |= {f"{module}.{leaf}{end}" for module, leaf in self._taken for end in ends}
+        patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) + "$" for name in names}
+        patterns |= {rf"\.{part}$" for part in of_int8}
         old = self._model._keys_to_ignore_on_load_unexpected
         self._model._keys_to_ignore_on_load_unexpected = (list if old is None else type(old))([*(old or ()), *patterns])
 

@@ -126,6 +126,8 @@ class QuantizedWeight(_InPlaceOfATensor):
     def __getitem__(self, index: Any) -> torch.Tensor:
         if isinstance(index, (int, slice)):
             return self.rows(torch.arange(len(self), device=self.device)[index])
+        if isinstance(index, torch.Tensor) and index.dtype in (torch.int32, torch.int64):
+            return self.rows(torch.where(index < 0, index + len(self), index))
         return self.dequantize()[index]
 
     def _decoded_dtype(self) -> torch.dtype:

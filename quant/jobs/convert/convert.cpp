@@ -201,7 +201,7 @@ class Conversion {
     Finish finish;
     finish.quantization_config = quantization_config(report_.plan);
     finish.was_decoded = stored_.is_declared() || ReaderInternals::was_quantized(in_);
-    finish.was_tied = ReaderInternals::was_tied(in_);
+    finish.unties = ReaderInternals::was_tied(in_);
     for (const TensorInfo& tensor : report_.plan.tensors.infos()) finish.parameters += tensor.elements();
     finish.dtype = traits(report_.plan.dtype).torch_name;
     // Only an index of several shards names all parts once more.

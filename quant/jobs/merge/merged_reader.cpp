@@ -9,6 +9,7 @@
 #include "formats/adapters/tied_output.hpp"
 #include "formats/equal_tensors.hpp"
 #include "formats/models/architectures.hpp"
+#include "formats/models/weight_name.hpp"
 #include "nibble/error.hpp"
 #include "nibble/merge.hpp"
 #include "quant/jobs/merge/untied_reader.hpp"
@@ -21,8 +22,8 @@ namespace {
 // Of a class that is not known, config.json says whether anything is tied, unless an output layer is stored.
 bool is_tied_by_guess(const Reader& base, RoleFinder& roles) {
   if (!base.config() || !base.config()->tie_word_embeddings.value_or(false)) return false;
-  for (std::size_t t = 0; t < base.tensors().size(); ++t)
-    if (roles.find(base.tensors()[t]).role == Role::output_embeddings) return false;
+  for (const TensorInfo& tensor : base.tensors())
+    if (roles.find(tensor).role == Role::output_embeddings) return false;
   return true;
 }
 
@@ -37,10 +38,48 @@ template <class Use> auto with_adapter_base(const Reader& reader, const ModelCla
                    .vocab_size = reader.config() ? reader.config()->vocab_size : std::nullopt,
                    .guessed = guessed,
                    .layers = embedding_layers(model),
-                   .stored_twice = {},
                    .turned_conv1d = {}};
   base.tied = guessed ? is_tied_by_guess(reader, *roles) : tied && !base.layers.tied.empty();
   return use(base);
+}
+
+// The update of a tensor, which is made if there is none.
+TensorUpdate& update_of(std::vector<TensorUpdate>& updates, std::size_t tensor) {
+  auto update = std::ranges::lower_bound(updates, tensor, {}, &TensorUpdate::tensor);
+  if (update == updates.end() || update->tensor != tensor) {
+    update = updates.emplace(update);
+    update->tensor = tensor;
+  }
+  return *update;
+}
+
+// A base may store a tied weight under the names of several layers. Loading ties them if they are equal, so they have
+// to stay equal where the trained model has one weight.
+void update_copies(const Reader& reader, const AdapterBase& base, std::vector<TensorUpdate>& updates) {
+  if (!base.tied && !(base.guessed && reader.config() && reader.config()->tie_word_embeddings.value_or(false))) return;
+  const auto role = [&](std::size_t tensor) { return base.roles.find(base.tensors[tensor]); };
+  const auto may_be_tied = [&](std::size_t tensor) {
+    const FoundRole found = role(tensor);
+    if (base.guessed) return found.role == Role::embedding || found.role == Role::output_embeddings;
+    const std::string parameter = found.module + std::string(weight_suffix);
+    return base.is_tied_output(parameter) || base.is_embedding(parameter);
+  };
+  const std::vector<TensorUpdate> planned = updates;
+  for (const TensorUpdate& update : planned) {
+    if (update.low_rank || !(update.tokens || (base.tied && update.replacement)) || !may_be_tied(update.tensor))
+      continue;
+    const auto is_planned = [&](std::size_t tensor) {
+      return std::ranges::binary_search(planned, tensor, {}, &TensorUpdate::tensor);
+    };
+    for (std::size_t t = 0; t < base.tensors.size(); ++t) {
+      if (is_planned(t) || !std::ranges::equal(base.tensors.shape(t), base.tensors.shape(update.tensor)) ||
+          !may_be_tied(t) || !are_equal(reader, t, update.tensor))
+        continue;
+      TensorUpdate& copy = update_of(updates, t);
+      copy = update;
+      copy.tensor = t;
+    }
+  }
 }
 
 }  // namespace
@@ -52,13 +91,18 @@ MergedReader::MergedReader(std::unique_ptr<const PlainReader> base, Adapter adap
   const bool tied = base->is_tied();
   const auto output = with_adapter_base(
       *base, model, tied, [&](const AdapterBase& of_base) { return find_tied_output(adapter_, of_base); });
-  const bool stored_twice = output && output->stored && are_equal(*base, output->embeddings, *output->stored);
-  const bool unties = output && (output->unties || (output->stored && !stored_twice));
+  const bool unties = output && (output->unties || (output->stored &&  // which are not tied if they differ
+                                                    !are_equal(*base, output->embeddings, *output->stored)));
   base_ = std::move(base);
   if (unties) base_ = std::make_unique<UntiedReader>(std::move(base_), *output);
-  updates_ = with_adapter_base(*base_, model, tied && !unties, [&](AdapterBase& of_base) {
-    if (stored_twice) of_base.stored_twice.emplace(output->embeddings, *output->stored);
-    return plan_updates(adapter_, of_base);
+  updates_ = with_adapter_base(*base_, model, tied && !unties, [&](const AdapterBase& of_base) {
+    std::vector<TensorUpdate> updates = plan_updates(adapter_, of_base);
+    if (unties && output->replacement)
+      for (std::size_t t = 0; t < of_base.tensors.size(); ++t)
+        if (t == output->embeddings || t == output->stored || of_base.tensors.name(t) == output->weight)
+          update_of(updates, t).replacement = output->replacement;
+    update_copies(*base_, of_base, updates);
+    return updates;
   });
   for (std::size_t t = 0; t < base_->tensors().size(); ++t) {
     TensorInfo tensor = base_->tensors()[t];

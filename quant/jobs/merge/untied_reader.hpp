@@ -11,7 +11,8 @@
 
 namespace nibble {
 
-/// A model whose output layer shares the weight of its embeddings, as one whose output layer has a copy of it.
+/// A model whose output layer shares the weight of its embeddings, as one whose output layer has a tensor of its own:
+/// the one that is stored, or a copy of the embeddings.
 class UntiedReader final : public DerivedReader {
  public:
   UntiedReader(std::unique_ptr<const Reader> tied, const TiedOutput& output);

@@ -332,9 +332,8 @@ class Planner {
     if (auto nothing = nothing_done()) plan_.warnings.push_back(*std::move(nothing));
     if (ReaderInternals::was_tied(in_))
       plan_.warnings.emplace_back(
-          "the output layer no longer shares the weight of the embeddings, because the adapter makes them differ: it "
-          "has "
-          "a tensor of its own, and tie_word_embeddings is false");
+          "the output layer does not share the weight of the embeddings any more: it has a tensor of its own, and "
+          "tie_word_embeddings is false");
     if (!codec_of(plan_.recipe.to).quantizes()) return warn_of_other_types();
     std::uint64_t all = 0;
     std::map<Role, std::uint64_t> left;  // bytes that are not quantized

@@ -38,7 +38,8 @@ TEST(AdapterNames, ScalesOfAQuantizedWeightAreKnown) {
         "a.head.base_layer.weight.layers.0.weight", "a.head.base_layer.weight.layers.0.weight.absmax"})
     expect(std::string("base_model.model.") + scales, AdapterPart::codes, "a.head.weight", 1);
   expect("head.SCB", AdapterPart::codes, "head.weight");
-  for (const char* other : {"a.weights.b", "a.SCBs", "a.SCB.weight", "SCB", "weight.a"})
+  for (const char* other : {"a.weights.b", "a.SCBs", "a.SCB.weight", "SCB", "weight.a", "a.weight.absmax.b",
+                            "a.weight.layers.", "a.weight.layers.x", "conv.parametrizations.weight.original0"})
     expect(other, AdapterPart::replacement, other);
 }
 
@@ -46,8 +47,8 @@ TEST(AdapterNames, ScalesOfAQuantizedWeightAreKnown) {
 TEST(AdapterNames, ModulesAroundALayerHaveNoNames) {
   expect("base_model.model.head.modules_to_save.bias", AdapterPart::replacement, "head.bias");
   expect("base_model.model.head.modules_to_save.default.dense.bias", AdapterPart::replacement, "head.dense.bias");
-  for (const char* frozen :
-       {"head.original_module.bias", "head.original_module.dense.bias", "embed.token_adapter.base_layer.weight"}) {
+  expect("base_model.model.embed.token_adapter.base_layer.weight", AdapterPart::replacement, "embed.weight");
+  for (const char* frozen : {"head.original_module.bias", "head.original_module.dense.bias"}) {
     const auto parsed = parse_adapter_name(frozen);
     ASSERT_TRUE(parsed);
     EXPECT_EQ(parsed->part, AdapterPart::unused) << frozen;

@@ -147,6 +147,9 @@ TEST(Adapter, CodesOfTheBaseReplaceNothing) {
     EXPECT_TRUE(adapter.replacements().contains("model.norm.weight"));
     EXPECT_TRUE(adapter.modules().contains("lm_head"));
   }
+  AdapterMaker weights;
+  weights.add("lm_head.weight", {4, 8}).add("lm_head.weight.absmax", {1});
+  EXPECT_THAT(refusal(weights), HasSubstr("lm_head.weight': holds weights of type F32, but has scales as codes have"));
   AdapterMaker only;
   only.add("lm_head.weight", {4, 1}).add("lm_head.SCB", {1});
   EXPECT_THAT(refusal(only), HasSubstr("has no tensor that changes a model"));
@@ -160,8 +163,9 @@ TEST(Adapter, EqualTensorsMayMeanTheSame) {
   maker.add("classifier.original_module.bias", {4});
   maker.add("embed_tokens.token_adapter.base_layer.weight", {4, 4});
   const Adapter adapter = maker.make();
-  EXPECT_EQ(adapter.replacements().size(), 1u);
+  EXPECT_EQ(adapter.replacements().size(), 2u);
   EXPECT_TRUE(adapter.replacements().contains("classifier.bias"));
+  EXPECT_TRUE(adapter.replacements().contains("embed_tokens.weight"));
 }
 
 TEST(Adapter, RefusesOtherTensors) {

@@ -32,7 +32,6 @@ class Base {
     base.tied = tied;
     base.guessed = guessed;
     base.layers = layers_;
-    base.stored_twice = stored_twice;
     return plan_updates(adapter, base);
   }
   [[nodiscard]] std::string refusal(AdapterMaker& maker) const {
@@ -42,7 +41,6 @@ class Base {
 
   std::vector<bool> turned;
   bool tied = false, guessed;
-  std::optional<std::pair<std::size_t, std::size_t>> stored_twice;
 
  private:
   EmbeddingLayers layers_;
@@ -382,26 +380,6 @@ TEST(TensorUpdates, TheWeightOfTiedLayersMayComeTwice) {
   AdapterMaker norm;
   norm.add("model.norm.weight", {64}, test::normal_weights(64, 1)).add(output, {64}, test::normal_weights(64, 1));
   EXPECT_THAT(tied.refusal(norm), HasSubstr("has no tensor 'lm_head.weight'"));
-}
-
-TEST(TensorUpdates, WhatIsStoredTwiceIsUpdatedTwice) {
-  Base tied({weight("lm_head.weight", {100, 64}), weight("model.embed_tokens.weight", {100, 64})}, "LlamaForCausalLM");
-  const auto tokens = [] {
-    return AdapterMaker(R"("trainable_token_indices":[7])")
-        .add("model.embed_tokens.token_adapter.trainable_tokens_delta", {1, 64})
-        .make();
-  };
-  const Adapter adapter = tokens();
-  tied.stored_twice.emplace(1, 0);
-  EXPECT_EQ(tied.plan(adapter).size(), 1u);
-  tied.tied = true;
-  const auto updates = tied.plan(adapter);
-  ASSERT_EQ(updates.size(), 2u);
-  for (std::size_t t = 0; t < 2; ++t) {
-    EXPECT_EQ(updates[t].tensor, t);
-    EXPECT_EQ(updates[t].tokens, 0u);
-    EXPECT_EQ(updates[t].token_rows.front(), 7u);
-  }
 }
 
 TEST(TensorUpdates, ShapesThatDoNotFit) {

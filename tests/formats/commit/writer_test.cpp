@@ -118,7 +118,7 @@ TEST_F(WriterTest, ConfigIsPatchedAndOtherwiseKept) {
 
 TEST_F(WriterTest, ConfigSaysThatLayersWereUntied) {
   write("config.json", R"({"tie_word_embeddings": true, "text_config": {"b": 2}})");
-  copy({.quantization_config = {}, .was_tied = true, .dtype = "float16", .shards = {}});
+  copy({.quantization_config = {}, .unties = true, .dtype = "float16", .shards = {}});
   EXPECT_EQ(
       read_file(out_ / "config.json"),
       R"({"tie_word_embeddings": false, "text_config": {"b": 2, "tie_word_embeddings": false}, "dtype": "float16", )"

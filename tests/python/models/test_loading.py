@@ -143,7 +143,9 @@ def test_a_model_in_the_cache_of_the_hub(nf4, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [["nf4", "--experts", "nf4", *MIXED], ["int8", "--experts", "int8", "--allow-nibble-only"]], ids=["nf4", "int8"]
+    "options",
+    [["nf4", "--experts", "nf4", *MIXED], ["int8", "--experts", "int8", "--allow-nibble-only"]],
+    ids=["nf4", "int8"],
 )
 def test_nothing_is_reported_as_unexpected_or_missing(tmp_path, options):
     save(tmp_path / "plain", "Mixtral")

@@ -213,7 +213,7 @@ def test_a_path_with_a_null_byte_is_refused(checkpoint):
     assert str(caught.value) == f"'{checkpoint}\\x00junk' has a null byte"
 
 
-@pytest.mark.parametrize("max_memory", ["1GB", -1, 2**64, 1e9, None, True])
+@pytest.mark.parametrize("max_memory", ["1GB", -1, 2**64, 1e9, None, True, np.array(1.5e9)])
 def test_a_max_memory_that_is_no_number_of_bytes_is_refused(checkpoint, max_memory):
     with pytest.raises(nibble.UsageError) as caught:
         nibble.open(checkpoint, max_memory=max_memory)

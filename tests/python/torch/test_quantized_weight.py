@@ -38,20 +38,24 @@ def test_rows_are_those_of_the_weight(kind, columns):
     assert torch.equal(F.embedding(ids, w), w.dequantize()[ids])
 
 
-# Whisper takes the rows of its positions by a slice.
+# Whisper takes the rows of its positions by a slice in the encoder, by their numbers in the decoder.
 @pytest.mark.parametrize("rows", [(37,), (30, 7)])
 def test_rows_by_their_numbers(rows, monkeypatch):
     w = weight("nf4", *rows)
     plain = w.dequantize()
     assert len(w) == 37
-    for index in (5, -1, slice(3, 9), slice(None, None, 7), (slice(2, 4), 3), None, torch.tensor([3, 1]), plain[:, 0] > 0):
+    tensors = torch.tensor([3, -1]), torch.tensor(2), plain[:, 0] > 0
+    for index in (5, -1, slice(3, 9), slice(None, None, 7), (slice(2, 4), 3), None, *tensors):
         assert torch.equal(w[index], plain[index]), index
     assert torch.equal(torch.stack(list(w)), plain)
     with pytest.raises(IndexError):
         w[37]
     if len(rows) == 1:
         monkeypatch.setattr(QuantizedWeight, "dequantize", None)  # only the rows are decoded
-        assert torch.equal(w[3:9], plain[3:9])
+        ids = torch.tensor([[3, -1], [-37, 36]])
+        assert torch.equal(w[3:9], plain[3:9]) and torch.equal(w[ids], plain[ids])
+    with pytest.raises(IndexError):
+        w[torch.tensor([-38])]
 
 
 @pytest.mark.parametrize("kind", LAYERS)

@@ -128,9 +128,9 @@ TEST(Merge, ATiedOutputLayerIsStoredOnceItDiffers) {
     EXPECT_EQ(embeddings == before, module == "lm_head");
     EXPECT_EQ(head == before, module == "embed_tokens");
     EXPECT_EQ(head.size(), before.size());
-    EXPECT_TRUE(result.finish.was_tied);
+    EXPECT_TRUE(result.finish.unties);
     EXPECT_THAT(result.report.plan.warnings,
-                testing::Contains(testing::Field(&Message::text, testing::HasSubstr("no longer shares the weight"))));
+                testing::Contains(testing::Field(&Message::text, testing::HasSubstr("does not share the weight"))));
     EXPECT_FALSE(result.report.plan.tied);
     // Of the output layer, only what is trained counts as an update.
     EXPECT_EQ(in->is_updated(0), module == "embed_tokens");
@@ -139,7 +139,7 @@ TEST(Merge, ATiedOutputLayerIsStoredOnceItDiffers) {
   // A model without an output layer has nothing to untie.
   const Result without = convert_to(*merged(tied("LlamaForSequenceClassification"), adapter("embed_tokens")), "nf4");
   EXPECT_EQ(without.parts.count("lm_head.weight"), 0u);
-  EXPECT_FALSE(without.finish.was_tied);
+  EXPECT_FALSE(without.finish.unties);
 }
 
 // transformers ties two tensors only if they are equal.
@@ -158,7 +158,7 @@ TEST(Merge, OfATiedBaseThatStoresBothLayersWhatIsTiedStaysTied) {
     const Bytes& updated = result.parts.at("model.embed_tokens.weight");
     EXPECT_NE(updated, embeddings);
     EXPECT_EQ(result.parts.at("lm_head.weight"), equal ? updated : head);
-    EXPECT_EQ(result.finish.was_tied, !equal);
+    EXPECT_EQ(result.finish.unties, !equal);
     EXPECT_EQ(result.parts.size(), 2u);
   }
 }
