@@ -28,7 +28,8 @@ struct ReaderInternals {
   /// Whether config.json of a reader of plain weights says that they are quantized.
   [[nodiscard]] static bool was_quantized(const Reader& reader) { return reader.was_quantized(); }
 
-  /// Whether config.json says that the output layer has the weight of the embeddings, and the reader gives it another.
+  /// Whether the reader gives the output layer a weight of its own, and the model on the disk ties it to the
+  /// embeddings.
   [[nodiscard]] static bool was_tied(const Reader& reader) { return reader.was_tied(); }
 
   /// For memory estimates: what reading the largest tensor takes beside its weights.

@@ -9,7 +9,7 @@
 
 namespace nibble {
 
-/// An output layer that shares its weight with the embeddings, in a model of which an adapter changes either.
+/// An output layer that shares its weight with the embeddings. The adapter changes one of the two layers, or both.
 struct TiedOutput {
   std::size_t embeddings = 0;         ///< the tensor of the base with the weight of both
   std::string weight;                 ///< the name of the output layer's: "lm_head.weight"
@@ -19,14 +19,18 @@ struct TiedOutput {
   std::optional<std::size_t> replacement;
 };
 
-/// The tied output layer of a base; nothing if the base is not tied, or if the adapter changes neither layer.
+/// The tied output layer of a base. Nothing if the base is not tied, if the adapter changes neither layer, or if it
+/// changes both alike and they cannot be untied.
 ///
-/// An adapter unties the two, so that each has a weight of its own, if it has
+/// An adapter unties the two layers, so that each has a weight of its own, if it has one of these:
 ///
-///   modules_to_save         of either: a copy of that module is trained, and the other keeps the weight that both had.
-///                           Not if the adapter has the same weight for both, as peft saves it with ensure_weight_tying
-///   LoRA                    of either: the trained model uses it in that layer only
-///   trained rows            of the output layer; those of the embeddings alone are used in both
+///   modules_to_save   of either layer: peft trains a copy of it, and the other layer keeps the weight that both had.
+///   Not
+///                     if the adapter has the same weight for both, as peft saves it with ensure_weight_tying
+///   LoRA              of either layer: the trained model uses it in that layer only
+///   trained rows      of the output layer; rows of the embeddings are used in both layers
+///
+/// Any other tensor that replaces the weight of one of them replaces it for both.
 ///
 /// Throws Error(bad_input) if it changes embeddings that cannot be untied: those of a class that nibble does not know,
 /// and of one where more than the output layer and one embedding share the weight, as in encoder-decoders.

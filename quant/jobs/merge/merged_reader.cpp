@@ -57,9 +57,8 @@ TensorUpdate& update_of(std::vector<TensorUpdate>& updates, std::size_t tensor) 
 // to stay equal where the trained model has one weight.
 void update_copies(const Reader& reader, const AdapterBase& base, std::vector<TensorUpdate>& updates) {
   if (!base.tied && !(base.guessed && reader.config() && reader.config()->tie_word_embeddings.value_or(false))) return;
-  const auto role = [&](std::size_t tensor) { return base.roles.find(base.tensors[tensor]); };
   const auto may_be_tied = [&](std::size_t tensor) {
-    const FoundRole found = role(tensor);
+    const FoundRole found = base.roles.find(base.tensors[tensor]);
     if (base.guessed) return found.role == Role::embedding || found.role == Role::output_embeddings;
     const std::string parameter = found.module + std::string(weight_suffix);
     return base.is_tied_output(parameter) || base.is_embedding(parameter);
@@ -97,10 +96,13 @@ MergedReader::MergedReader(std::unique_ptr<const PlainReader> base, Adapter adap
   if (unties) base_ = std::make_unique<UntiedReader>(std::move(base_), *output);
   updates_ = with_adapter_base(*base_, model, tied && !unties, [&](const AdapterBase& of_base) {
     std::vector<TensorUpdate> updates = plan_updates(adapter_, of_base);
-    if (unties && output->replacement)
+    if (unties && output->replacement) {
+      const auto shape = of_base.tensors.shape(output->embeddings);  // a base may store an output layer of another one
       for (std::size_t t = 0; t < of_base.tensors.size(); ++t)
-        if (t == output->embeddings || t == output->stored || of_base.tensors.name(t) == output->weight)
+        if ((t == output->embeddings || of_base.tensors.name(t) == output->weight) &&
+            std::ranges::equal(of_base.tensors.shape(t), shape))
           update_of(updates, t).replacement = output->replacement;
+    }
     update_copies(*base_, of_base, updates);
     return updates;
   });

@@ -33,6 +33,16 @@ TEST(BaseNames, AFirstComponentMayBeMoreOrLess) {
   EXPECT_EQ(base.names.find("head.weight"), 1u);
 }
 
+// Each first component costs a look-up for each name that the base lacks.
+TEST(BaseNames, ManyFirstComponentsAreNotTried) {
+  std::vector<TensorInfo> tensors{weight("model.q.weight")};
+  while (tensors.size() < 64) tensors.push_back(weight("a" + std::to_string(tensors.size()) + ".k.weight"));
+  EXPECT_EQ(Base(tensors).names.find("q.weight"), 0u);
+  tensors.push_back(weight("b.k.weight"));
+  EXPECT_EQ(Base(tensors).names.find("q.weight"), std::nullopt);
+  EXPECT_EQ(Base(tensors).names.find("model.q.weight"), 0u);
+}
+
 TEST(BaseNames, WhatMayBeSeveralIsNone) {
   const Base base({weight("a.q.weight"), weight("b.q.weight")});
   EXPECT_THAT(base.names.find_all("q.weight"), ElementsAre(0u, 1u));

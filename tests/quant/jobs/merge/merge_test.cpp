@@ -142,6 +142,40 @@ TEST(Merge, ATiedOutputLayerIsStoredOnceItDiffers) {
   EXPECT_FALSE(without.finish.unties);
 }
 
+AdapterMaker lora_of_embeddings() {
+  AdapterMaker maker(R"("r":4)");
+  maker.add("model.embed_tokens.lora_embedding_A", {4, 96}).add("model.embed_tokens.lora_embedding_B", {256, 4});
+  return maker;
+}
+
+// What peft saves beside the LoRA of a tied layer is the weight of both, if the other one has its shape.
+TEST(Merge, AReplacedWeightOfTiedLayersIsThatOfBoth) {
+  for (const std::uint64_t rows : {96, 64}) {
+    auto in = std::make_unique<MemoryReader>();
+    in->set_architecture("LlamaForCausalLM", true);
+    in->add_normal("model.embed_tokens.weight", DType::f32, {96, 256});
+    in->add_normal("lm_head.weight", DType::f32, {rows, 256});
+    const Bytes head = bytes_of(*in, 1);
+    AdapterMaker maker = lora_of_embeddings();
+    const std::vector<float> values = test::normal_weights(96 * 256, 7);
+    maker.add("model.embed_tokens.base_layer.weight", {96, 256}, values);
+    const Result result = convert_to(*merged(std::move(in), maker.make()), "fp32");
+    EXPECT_EQ(result.parts.at("lm_head.weight"), rows == 96 ? test::stored_as(DType::f32, values) : head) << rows;
+  }
+}
+
+// Nobody knows whether a class that is not known ties two layers that are stored.
+TEST(Merge, AStoredOutputLayerOfAnUnknownClassIsALayerOfItsOwn) {
+  auto in = std::make_unique<MemoryReader>();
+  in->set_architecture("NoSuchForCausalLM", true);
+  in->add_normal("model.embed_tokens.weight", DType::f32, {96, 256});
+  in->add_normal("lm_head.weight", DType::f32, {96, 256});
+  const Bytes embeddings = bytes_of(*in, 0), head = bytes_of(*in, 1);
+  const Result result = convert_to(*merged(std::move(in), lora_of_embeddings().make()), "nf4");
+  EXPECT_NE(result.parts.at("model.embed_tokens.weight"), embeddings);
+  EXPECT_EQ(result.parts.at("lm_head.weight"), head);
+}
+
 // transformers ties two tensors only if they are equal.
 TEST(Merge, OfATiedBaseThatStoresBothLayersWhatIsTiedStaysTied) {
   for (const bool equal : {true, false}) {
