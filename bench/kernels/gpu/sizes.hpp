@@ -48,7 +48,9 @@ constexpr std::array<u64, 6> library_m = {64, 128, 256, 512, 1024, 2048};
 constexpr std::size_t empty_launches = 500;
 constexpr std::array<u64, 6> tuned_m = {1, 4, 8, 16, 32, 64};
 constexpr std::size_t tuned_calls = 20;
-constexpr std::array<u64, 7> many_m = {33, 48, 64, 96, 128, 192, 256};
+constexpr std::array<u64, 9> many_m = {24, 32, 33, 48, 64, 96, 128, 192, 256};
+// Of the kernels that TMA feeds: those of the table, the largest first, and a weight for few multiprocessors.
+constexpr Shape tma_shapes[] = {{28672, 8192}, {14336, 4096}, {4096, 4096}, {1024, 4096}};
 #else
 constexpr Shape shapes[] = {{64, 256}, {64, 512}, {192, 256}};
 constexpr Shape product_shapes[] = {{64, 256, 32}, {64, 304}, {64, 152}};
@@ -65,6 +67,7 @@ constexpr std::size_t empty_launches = 2;
 constexpr std::array<u64, 3> tuned_m = {1, 16, 64};
 constexpr std::size_t tuned_calls = 1;
 constexpr std::array<u64, 2> many_m = {33, 160};
+constexpr auto& tma_shapes = shapes;
 #endif
 
 /// Those of products: `shapes`, then `product_shapes`.

@@ -83,7 +83,7 @@ void print_four_bit(const Shape& shape) {
   }
   for (const u64 m : all_m) {
     Json line = with_four_bit(line_of("matmul", shape.text(), shape.n, shape.k, m), {shape.n}, shape.k, m, shape.run());
-    if (shape.run() == 64 && m > 32) {
+    if (shape.run() == 64 && m > four_bit::max_m_of_few_rows) {
       const four_bit::Sm90Config config = four_bit::sm90_config_for(m, shape.n, shape.k);
       line["wgmma"] = {{"rows", config.tile.rows},
                        {"tile_n", config.tile_n},

@@ -1,4 +1,4 @@
-// Kernels for m up to 32 on sm_90a, which TMA feeds, in microseconds: the tile, how much of n of it is used, and the
+// Kernels for m up to 16 on sm_90a, which TMA feeds, in microseconds: the tile, how much of n of it is used, and the
 // splits of k. The plan's estimate (kernels/host/matmul/four_bit/four_bit_matmul_config.cpp) was fitted to these times.
 #include <algorithm>
 #include <array>
@@ -16,9 +16,8 @@ namespace {
 
 namespace plan = nibble::kernels::four_bit_matmul;
 
-constexpr std::array<Shape, 4> few_rows_shapes{{{28672, 8192}, {14336, 4096}, {4096, 4096}, {1024, 4096}}};
-constexpr std::array<u64, 5> few_m = {1, 8, 16, 24, 32};
-constexpr double seconds_of_a_case = 20.0 / static_cast<double>(few_rows_shapes.size() * few_m.size());
+constexpr std::array<u64, 3> few_m = {1, 8, 16};
+constexpr double seconds_of_a_case = 20.0 / static_cast<double>(std::size(tma_shapes) * few_m.size());
 
 /// A launch, and how its line names it.
 struct Candidate {
@@ -79,7 +78,7 @@ bool tune_few_rows() {
   print_device();
   const Buffer codebook = nested_codebook();
   Report report;
-  for (const Shape& shape : few_rows_shapes) {
+  for (const Shape& shape : tma_shapes) {
     const auto weights = random_copies<FourBit>(shape);
     for (const u64 m : few_m)
       report.attempt("few-rows/" + shape.text() + "/m" + std::to_string(m),

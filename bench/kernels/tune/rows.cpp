@@ -1,4 +1,4 @@
-// Kernels for m from 33 to 256, in microseconds: where tune_table.py lets the library's plan change from mma.sync to
+// Kernels for m from 24 to 256, in microseconds: where tune_table.py lets the library's plan change from mma.sync to
 // wgmma.
 #include <algorithm>
 #include <functional>
@@ -18,7 +18,7 @@ namespace {
 
 namespace plan = nibble::kernels::four_bit_matmul;
 
-constexpr double seconds_of_a_case = 30.0 / static_cast<double>(std::size(shapes) * many_m.size());
+constexpr double seconds_of_a_case = 30.0 / static_cast<double>(std::size(tma_shapes) * many_m.size());
 
 /// A launch, and how its line names it.
 struct Candidate {
@@ -108,7 +108,7 @@ bool tune_many_rows() {
   add_group_kernels(mma);
   const Buffer codebook = nested_codebook();
   Report report;
-  for (const Shape& shape : shapes) {
+  for (const Shape& shape : tma_shapes) {
     const auto weights = random_copies<FourBit>(shape);
     for (const u64 m : many_m)
       report.attempt("many-rows/" + shape.text() + "/m" + std::to_string(m),

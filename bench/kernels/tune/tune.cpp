@@ -1,8 +1,8 @@
 // Variants of the product of few tokens, in microseconds: what tune_table.py makes the library's table of.
 //
 //   bench_tune [--shape NxK]    30 s for a shape of the whole speed table, 8 s for one of products alone
-//   bench_tune --few-rows       the kernel that TMA feeds, for m up to 32 (few_rows.cpp): 25 s
-//   bench_tune --many-rows      kernels for m from 33 to 256 (rows.cpp): 30 s
+//   bench_tune --few-rows       the kernel that TMA feeds, for m up to 16 (few_rows.cpp): 25 s
+//   bench_tune --many-rows      kernels for m from 24 to 256 (rows.cpp): 30 s
 //   bench_tune --int8           tiles and splits of the product with an int8 weight (int8.cpp): 10 s
 //
 // For each shape and m, three stages, each of which measures its variants in turns:
@@ -341,9 +341,9 @@ int run(int argc, char** argv) {
   std::vector<std::string> names;
   for (const Shape& shape : chosen) names.push_back(shape.text());
   CLI::App app("Variants of the product of few rows of x, in microseconds");
-  CLI::Option* const rows_option = app.add_flag("--many-rows", many_rows, "Kernels for 33 to 256 rows instead");
+  CLI::Option* const rows_option = app.add_flag("--many-rows", many_rows, "Kernels for 24 to 256 rows instead");
   CLI::Option* const few_rows_option =
-      app.add_flag("--few-rows", few_rows, "The kernel that TMA feeds, for up to 32 rows, instead");
+      app.add_flag("--few-rows", few_rows, "The kernel that TMA feeds, for up to 16 rows, instead");
   CLI::Option* const int8_option = app.add_flag("--int8", int8, "Products with int8 weights instead");
   CLI::Option* const shape_option = app.add_option("--shape", text, "This shape alone")->check(CLI::IsMember(names));
   int8_option->excludes(rows_option)->excludes(shape_option);

@@ -81,7 +81,7 @@ struct ManyRowsKernel {
 };
 std::vector<ManyRowsKernel> many_rows_kernels();
 
-/// A kernel for up to 32 rows of x that takes tile_n of n at a time, with the same condition.
+/// A kernel for up to 16 rows of x that takes tile_n of n at a time, with the same condition.
 struct FewRowsKernel {
   kernels::FourBitMatmulFewRowsTile tile;
   void (*launch)(const TunedCall& call, std::uint32_t tile_n, std::uint32_t splits, cudaStream_t stream);

@@ -40,6 +40,7 @@ DEFAULT_COSTS = Costs(24_000, 5_500, 2_000_000)
 DEFAULT_INT8_COSTS = Costs(12_000, 6_000, 2_000_000)
 DEFAULT_KEPT_X = 32_000
 DEFAULT_MIN_M_OF_SM90 = 65
+MAX_M_OF_FEW_ROWS, SM90_ROWS = 16, 32  # of the kernel for fewer rows; at a time, at least, of the one for more
 DEFAULT_DEVICES = (Device(90, 0, SHARED_LIMIT, True), Device(0, 0, 0, True))
 MIN_GAIN = 0.99  # a change has to take less than this share of the time
 
@@ -195,7 +196,8 @@ def rounded(value):
 
 
 def min_m_of_sm90(lines):
-    """The m from which on wgmma takes less time on average, for all larger ones too; None if that was not measured."""
+    """The m from which on wgmma takes less time on average, for all larger ones too; None if that was not measured. It
+    takes as long for 17 rows as for 32: it multiplies 32 at a time."""
     ratios = collections.defaultdict(list)
     for case in by(lines, lambda line: line.case).values():
         times = {kernel: min(line.time for line in same) for kernel, same in by(case, lambda line: line.change).items()}
@@ -204,7 +206,8 @@ def min_m_of_sm90(lines):
     if not ratios:
         return None
     slower = max((m for m, some in ratios.items() if mean(some) >= 1), default=0)
-    return min((m for m in ratios if m > slower), default=slower + 1)
+    faster = min((m for m in ratios if m > slower), default=slower + 1)
+    return MAX_M_OF_FEW_ROWS + 1 if slower == 0 and faster <= SM90_ROWS else faster
 
 
 # -- What each device has for itself
@@ -273,6 +276,8 @@ def plan_of(all_lines):
     devices = list(devices_of(lines))
     fitted, int8_fitted = fitted_costs(lines), fitted_costs(int8)
     min_m = min_m_of_sm90(rows)
+    takes_over = min_m == MAX_M_OF_FEW_ROWS + 1
+    deciding = [line for line in rows if not takes_over or line.m <= SM90_ROWS]
     return Plan(
         choices=choices_of(lines, DEFAULT_TILES),
         of_choices=texts_of(lines),
@@ -283,7 +288,7 @@ def plan_of(all_lines):
         bytes_of_kept_x=min((device.max_kept_x_bytes for device, _ in devices), default=DEFAULT_KEPT_X),
         of_kept_x=texts_of(lines),
         min_m_of_sm90=min_m or DEFAULT_MIN_M_OF_SM90,
-        of_min_m=texts_of(rows) if min_m else [],
+        of_min_m=texts_of(deciding) if min_m else [],
         devices=devices + [(device, []) for device in DEFAULT_DEVICES],
         int8_choices=[tile for m_tiles, default in DEFAULT_INT8_TILES.items() for tile in best_tiles(int8, m_tiles, default)],
         of_int8_choices=texts_of(int8),

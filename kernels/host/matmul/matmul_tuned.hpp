@@ -62,8 +62,8 @@ inline constexpr u64 bytes_of_kept_x = 0;
 
 /// From so many rows of x on, devices of compute capability 9.0 use FourBitMatmulSm90.
 ///
-/// bench/results/tune_H100.jsonl, NVIDIA H100 80GB HBM3, 2026-11-26.
-inline constexpr u64 min_m_of_sm90 = 33;
+/// bench/results/tune_H200.jsonl, NVIDIA H200, 2026-11-28.
+inline constexpr u64 min_m_of_sm90 = 17;
 
 /// The first row that a device fits: its capability, its multiprocessors, max_kept_x_bytes, has_resident_grid.
 inline constexpr std::array<DeviceTuning, 3> devices{{

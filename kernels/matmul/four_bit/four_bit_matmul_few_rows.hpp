@@ -1,4 +1,4 @@
-// y [m, n] = x [m, k] * transposed(weight [n, k]) for up to 32 rows of x, where TMA feeds a multiprocessor. For sm_90a.
+// y [m, n] = x [m, k] * transposed(weight [n, k]) for up to 16 rows of x, where TMA feeds a multiprocessor. For sm_90a.
 //
 // The arithmetic is that of four_bit_matmul.hpp. There, each lane loads its own codes from memory, 8 bytes of a row at
 // a time, and the L1 cache passes one row in a clock: as many clocks as the table of pairs takes, in the same pipe.
@@ -38,7 +38,7 @@ template <class Half, bool Nested, FourBitMatmulFewRowsTile Tile> struct FourBit
   static constexpr bool needs_sm90a = true;
   static constexpr u32 stages = 4, consumers = Tile.threads(), threads = consumers + 32 * stages, min_blocks = 1;
   static constexpr u32 m_tiles = Tile.m_tiles, n_tiles = 2, max_weights = 4;
-  static constexpr u32 log2_max_m = m_tiles == 1 ? 3 : m_tiles == 2 ? 4 : 5;
+  static constexpr u32 log2_max_m = m_tiles == 1 ? 3 : 4;
   static constexpr u32 max_m = Tile.max_m(), block_n = Tile.block_n(), block_k = Tile.block_k();
   static constexpr u32 step_groups = block_k / 64;  // of 64 along k: one of each warp
   static constexpr u32 warps = consumers / 32;
@@ -106,11 +106,9 @@ template <class Half, bool Nested, FourBitMatmulFewRowsTile Tile> struct FourBit
     dependency_wait();                              // an earlier kernel may have written x
     dependency_launch();
     if (copies) {
-      if constexpr (has_many_sums) setmaxnreg_dec<64>();
       fill(memory, own_stage, first, absmax, offset);
       return;
     }
-    if constexpr (has_many_sums) setmaxnreg_inc<104>();
     // Each warp has two tiles of 16 of n, but the last ones of a smaller tile.
     Lane lane;
     lane.n_warp = (lane.n_warp + lane.k_warp) % Tile.n_warps;  // those with less to do are of different schedulers
@@ -122,7 +120,6 @@ template <class Half, bool Nested, FourBitMatmulFewRowsTile Tile> struct FourBit
 
  private:
   static constexpr FourBitMatmulFewRowsTile lane_tile{1, Tile.n_warps, Tile.k_warps};
-  static constexpr bool has_many_sums = m_tiles > 2;  // those that multiply get registers of the copiers
   using Lane = MatmulLane<lane_tile>;
   using Sums = float[m_tiles][n_tiles][4];
 

@@ -47,21 +47,28 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
   using Absmax = FourBitMatmulAbsmax<Nested, step_groups, 16>;  // a part of a step's
   static constexpr u32 scale_row = Absmax::row_stride, scales_bytes = 4 * scale_row * block_n;
 
-  // Shared memory: x and all that is small, the table of pairs, whose gaps have sums, and the codes. x has as many
-  // stages as there is room for. Each is always of the same warpgroups: others might miss that it was filled twice.
+  // Shared memory: all that is small, the table of pairs, whose gaps have sums, and stages of codes and of x. Those of
+  // x lie before the table and those of codes behind it, or the other way round if x does not fit. x has stages for the
+  // groups of one step, or of two if they fit. Each is always of the same warpgroups: others might miss that it was
+  // filled twice.
   using Table = FourBitAlignedPairTable<Half>;
-  static constexpr u32 code_stages = 3, max_x_stages = 8, nested_bytes = 4 * 256;
-  static constexpr u32 mbarrier_bytes = 8 * (2 * code_stages + 2 * max_x_stages + 2);
-  static constexpr u32 table_offset = Table::alignment, first_codes = table_offset + Table::bytes;
-  static constexpr u32 bytes_for_x = table_offset - 1024 - code_stages * scales_bytes - nested_bytes - mbarrier_bytes;
-  static constexpr u32 x_stages =
-      (bytes_for_x / x_bytes < max_x_stages ? bytes_for_x / x_bytes : max_x_stages) / k_warpgroups * k_warpgroups;
-  static_assert(x_stages > 0 && rows % 32 == 0 && consumers >= 256 && code_stages * codes_bytes >= 32 << 10);
-  static constexpr u32 first_scale = x_stages * x_bytes, first_nested = first_scale + code_stages * scales_bytes;
+  static constexpr u32 code_stages = 3, nested_bytes = 4 * 256, max_shared_bytes = 227 << 10;
+  static constexpr u32 mbarrier_bytes = 8 * (2 * code_stages + 2 * 2 * step_groups + 2);
+  static constexpr u32 table_offset = Table::alignment, upper_offset = table_offset + Table::bytes;
+  static constexpr u32 lower_bytes = table_offset - 1024 - code_stages * scales_bytes - nested_bytes - mbarrier_bytes;
+  static constexpr u32 all_codes_bytes = code_stages * codes_bytes, x_step_bytes = step_groups * x_bytes;
+  static constexpr bool x_is_lower = x_step_bytes <= lower_bytes;
+  static constexpr u32 bytes_for_x = x_is_lower ? lower_bytes : max_shared_bytes - upper_offset;
+  static constexpr u32 x_steps = 2 * x_step_bytes <= bytes_for_x ? 2 : 1, all_x_bytes = x_steps * x_step_bytes;
+  static constexpr u32 lower_copies_bytes = x_is_lower ? all_x_bytes : all_codes_bytes;
+  static constexpr u32 upper_copies_bytes = x_is_lower ? all_codes_bytes : all_x_bytes;
+  static_assert(lower_copies_bytes <= lower_bytes && rows % 32 == 0 && consumers >= 256);
+  static_assert(all_codes_bytes >= 32 << 10 && all_x_bytes <= bytes_for_x);
+  static constexpr u32 first_scale = lower_copies_bytes, first_nested = first_scale + code_stages * scales_bytes;
   static constexpr u32 first_mbarrier = first_nested + nested_bytes;
-  static constexpr u32 shared_bytes = first_codes + code_stages * codes_bytes;
+  static constexpr u32 shared_bytes = upper_offset + upper_copies_bytes;
   NIBBLE_DEVICE_AND_HOST static constexpr u32 max_block_shared_bytes() { return shared_bytes; }
-  static_assert(shared_bytes <= 227 << 10);
+  static_assert(shared_bytes <= max_shared_bytes);
 
   // What a block needs first is side by side: a multiprocessor loads arguments when they are used, 64 bytes at a time.
   u32 m, groups, log2_splits;                     // groups of 64 along k
@@ -138,10 +145,11 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
     // 64 KiB after them.
     NIBBLE_DEVICE Memory()
         : all(dynamic_shared()),
-          table(all.with_address((all.address() | (table_offset - 1)) + 1).part(0, Table::bytes)),
-          codes(all.with_address(table.address() + Table::bytes).part(0, code_stages * codes_bytes)) {
+          table(all.with_address((all.address() | (table_offset - 1)) + 1).part(0, Table::bytes)) {
       const Shared<u8> lower = all.with_address(opaque(dynamic_shared_aligned(1024).address()));
-      x = lower.part(0, x_stages * x_bytes);
+      const Shared<u8> upper = all.with_address(table.address() + Table::bytes);
+      codes = (x_is_lower ? upper : lower).part(0, all_codes_bytes);
+      x = (x_is_lower ? lower : upper).part(0, all_x_bytes);
       scales = lower.part(first_scale, code_stages * scales_bytes).template as<float>();
       nested = lower.part(first_nested, 4 * 256).template as<float>();
       u32 at = first_mbarrier;
@@ -152,8 +160,8 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
       };
       codes_full = mbarriers(code_stages);
       codes_empty = mbarriers(code_stages);
-      x_full = mbarriers(x_stages);
-      x_empty = mbarriers(x_stages);
+      x_full = mbarriers(x_steps * step_groups);
+      x_empty = mbarriers(x_steps * step_groups);
       sent = mbarriers(1);
       taken = mbarriers(1);
     }
@@ -164,7 +172,7 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
       mbar_init_fence();
     }
     NIBBLE_DEVICE void init_x(u32 log2_splits) const {
-      NIBBLE_UNROLL for (u32 i = 0; i < x_stages; ++i) {
+      NIBBLE_UNROLL for (u32 i = 0; i < x_steps * step_groups; ++i) {
         mbar_init(x_full + i, 1);
         mbar_init(x_empty + i, warps / k_warpgroups);
       }
@@ -211,16 +219,15 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
   // -- Copies of x, by one thread
 
   NIBBLE_DEVICE void copy_all_x(const Memory& memory) const {
-    FourBitMatmulRing<x_stages> ring;
-    for (Position at = start_of(first_item()); at.item < own_items(); at = after(at)) {
-      // As many for each of the warpgroups that divide k: past the end of k x is zeros, which nobody multiplies.
-      for (u32 i = 0; i < ceil_div(groups_of(at), k_warpgroups) * k_warpgroups; ++i) {
-        mbar_wait(memory.x_empty + ring.stage, ring.parity ^ 1);
-        mbar_expect_tx_arrive(memory.x_full + ring.stage, x_bytes);
-        tma_load_2d(memory.x.part(ring.stage * x_bytes, x_bytes), x_map,
-                    static_cast<i32>(64 * (step_groups * at.step + i)), static_cast<i32>(chunk_of(at.item) * rows),
-                    memory.x_full + ring.stage);
-        ring.advance();
+    FourBitMatmulRing<x_steps> ring;
+    for (Position at = start_of(first_item()); at.item < own_items(); at = after(at), ring.advance()) {
+      // All groups of each step: past the end of k x is zeros, which nobody multiplies.
+      for (u32 i = 0; i < step_groups; ++i) {
+        const u32 stage = step_groups * ring.stage + i;
+        mbar_wait(memory.x_empty + stage, ring.parity ^ 1);
+        mbar_expect_tx_arrive(memory.x_full + stage, x_bytes);
+        tma_load_2d(memory.x.part(stage * x_bytes, x_bytes), x_map, static_cast<i32>(64 * (step_groups * at.step + i)),
+                    static_cast<i32>(chunk_of(at.item) * rows), memory.x_full + stage);
       }
     }
   }
@@ -284,26 +291,23 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
     const Source source(memory, lane);
     const bool has_n = 64 * lane.n_warpgroup() < tile_n;
     FourBitMatmulRing<code_stages> codes;
-    FourBitMatmulRing<x_stages> x;
-    x.advance(lane.k_warpgroup());
+    FourBitMatmulRing<x_steps> x_ring;
     u32 round = 0;  // of 32 rows of y
     for (u32 item = first_item(); item < own_items(); item = item_after(item)) {
       Sums sum = {};
-      for (Position at = start_of(item); at.step < at.end; ++at.step) {
+      const Position start = start_of(item);
+      for (u32 left = start.end - start.step; left > 0; --left) {
         mbar_wait(memory.codes_full + codes.stage, codes.parity);
-        const u32 own_groups = groups_of(at);
-        NIBBLE_UNROLL for (u32 i = 0; i < step_groups; i += k_warpgroups) {
-          if (i >= own_groups) break;
-          if (has_n && i + lane.k_warpgroup() < own_groups)
-            multiply(sum, memory, table, source, codes.stage, x, i);
-          else if (lane.id == 0)
-            mbar_wait(memory.x_full + x.stage, x.parity);  // the stage may be emptied only after it was filled
-          if (lane.id == 0) mbar_arrive(memory.x_empty + x.stage);
-          x.advance(k_warpgroups);
-        }
+        const Step step(memory, source, codes.stage, x_ring, lane);
+        const u32 step_end = left > 1 ? step_groups : groups_of({item, start.end - 1, start.end});
+        if (has_n)
+          multiply_step(sum, memory, table, source, step, step_end, lane);
+        else
+          pass(step, 0, lane);
         sync_warp();  // all lanes have read the codes and absmax of the step
         if (lane.id == 0) mbar_arrive(memory.codes_empty + codes.stage);
         codes.advance();
+        x_ring.advance();
       }
       if (k_warpgroups == 1 && log2_splits == 0)
         store_all(sum, item, has_n, lane);
@@ -313,33 +317,80 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
     if (log2_splits > 0) wait_for_readers(memory, round - 1);  // the block may not end before
   }
 
-  // The warpgroup's group of groups i to i + k_warpgroups of a step.
+  // Where a warpgroup finds the operands of a step: addresses, and of x the lower half of a descriptor.
+  struct Step {
+    u32 codes, scale, x, x_parity;
+    Shared<u64> x_full, x_empty;
+
+    NIBBLE_DEVICE Step(const Memory& memory, const Source& source, u32 code_stage,
+                       const FourBitMatmulRing<x_steps>& x_ring, const Lane& lane)
+        : codes(source.codes + code_stage * codes_bytes),
+          scale(source.scale + code_stage * scales_bytes),
+          x((memory.x.address() + x_ring.stage * x_step_bytes + lane.k_warpgroup() * x_bytes) >> 4 | 1 << 16),
+          x_parity(x_ring.parity),
+          x_full(memory.x_full + (step_groups * x_ring.stage + lane.k_warpgroup())),
+          x_empty(memory.x_empty + (step_groups * x_ring.stage + lane.k_warpgroup())) {}
+  };
+
+  // Whether a thread has registers to decode a group while it adds the one before. With 96 rows it lacks some.
+  static constexpr bool has_room_for_two = warps < 16 && rows != 96;
+
+  // The groups of a step that are the warpgroup's.
+  NIBBLE_DEVICE static void multiply_step(Sums& sum, const Memory& memory, const Table& table, const Source& source,
+                                          const Step& step, u32 groups, const Lane& lane) {
+    const auto multiply_group = [&](u32 i) {
+      multiply(sum, memory, table, source, step, i);
+      if (lane.id == 0) mbar_arrive(step.x_empty + i);
+    };
+    u32 i = 0;
+    if constexpr (!has_room_for_two) {
+      // The branches keep the compiler from taking two groups at a time.
+      groups = opaque(groups);  // otherwise it would calculate them again for each group
+      NIBBLE_UNROLL for (; i < step_groups; i += k_warpgroups) {
+        if (i + lane.k_warpgroup() >= groups) break;
+        multiply_group(i);
+      }
+    } else if (groups == step_groups) {
+      NIBBLE_UNROLL for (; i < step_groups; i += k_warpgroups) multiply_group(i);
+    } else {
+      NIBBLE_NO_UNROLL for (; i + lane.k_warpgroup() < groups; i += k_warpgroups) multiply_group(i);
+    }
+    pass(step, i, lane);
+  }
+
+  // The groups from i on, which the warpgroup does not multiply: a stage may be emptied only after it was filled.
+  NIBBLE_DEVICE static void pass(const Step& step, u32 i, const Lane& lane) {
+    if (lane.id != 0) return;
+    NIBBLE_NO_UNROLL for (; i < step_groups; i += k_warpgroups) {
+      mbar_wait(step.x_full + i, step.x_parity);
+      mbar_arrive(step.x_empty + i);
+    }
+  }
+
   NIBBLE_DEVICE static void multiply(Sums& sum, const Memory& memory, const Table& table, const Source& source,
-                                     u32 stage, const FourBitMatmulRing<x_stages>& x, u32 i) {
+                                     const Step& step, u32 i) {
     Fragments fragments;
-    decode(fragments, memory, table, source, stage, i);
+    decode(fragments, memory, table, source, step, i);
     Sums d;
-    // The upper half of a descriptor is the same for all tiles.
-    constexpr u64 of_all = u64{1024 >> 4} << 32 | u64{1} << 62 | 1 << 16;
-    const u32 tile = (memory.x.address() + x.stage * x_bytes) >> 4;
-    mbar_wait(memory.x_full + x.stage, x.parity);
+    constexpr u64 upper_half = u64{1024 >> 4} << 32 | u64{1} << 62;  // of a descriptor: the same for all tiles
+    const u32 tile = step.x + (i * x_bytes >> 4);
+    mbar_wait(step.x_full + i, step.x_parity);
     wgmma_fence(d, fragments);
-    NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) wgmma(d, fragments[f], of_all | (tile + 2 * f), f > 0);
+    NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) wgmma(d, fragments[f], upper_half | (tile + 2 * f), f > 0);
     wgmma_commit();
-    const Shared<float> scales = memory.scales.with_address(source.scale + stage * scales_bytes) + i;
+    const Shared<float> scales = memory.scales.with_address(step.scale) + i;
     const float low = lds(scales), high = lds(scales + 8 * scale_row);
     wgmma_wait<0>(d, fragments);
     NIBBLE_UNROLL for (u32 j = 0; j < rows / 2; ++j) sum[j] = fma_rn(j / 2 % 2 == 0 ? low : high, d[j], sum[j]);
   }
 
-  // Its weights. Of each four bytes of codes, which are 8 of k, lane q of a quad needs byte q: in a fragment of wgmma
-  // it has the weights 2q and 2q + 1 of each 8. All lanes of a quad load the same 16 bytes.
+  // A group's weights. Of each four bytes of codes, which are 8 of k, lane q of a quad needs byte q: in a fragment of
+  // wgmma it has the weights 2q and 2q + 1 of each 8. All lanes of a quad load the same 16 bytes.
   NIBBLE_DEVICE static void decode(Fragments& fragments, const Memory& memory, const Table& table, const Source& source,
-                                   u32 stage, u32 i) {
-    const u32 codes = source.codes + stage * codes_bytes;
+                                   const Step& step, u32 i) {
     NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
       NIBBLE_UNROLL for (u32 piece = 0; piece < 2; ++piece) {
-        const Shared<u8> from = memory.all.with_address(codes ^ 16 * (2 * i + piece)) + 1024 * half;
+        const Shared<u8> from = memory.all.with_address(step.codes ^ 16 * (2 * i + piece)) + 1024 * half;
         const u32x4 words = lds(from.template as<u32x4>());
         fragments[2 * piece][half] = table.selected_pair_of(words.x, source.selector);
         fragments[2 * piece][2 + half] = table.selected_pair_of(words.y, source.selector);

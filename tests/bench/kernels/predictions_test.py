@@ -186,7 +186,7 @@ class Page(unittest.TestCase):
     def test_has_the_speed_tables_time_where_the_kernels_were_not_compared(self):
         plan = PLAN | {"shape": "4096x4096", "n": 4096, "m": 96, "by_library": False,
                        "wgmma": {"rows": 96, "tile_n": 128, "items": 32, "splits": 4, "seconds": 1.5e-6}}  # fmt: skip
-        table = {("H100", "matmul/bf16/nf4-nested/4096x4096/m96/nibble"): {"median": 7.5}}
+        table = {("H200", "matmul/bf16/nf4-nested/4096x4096/m96/nibble"): {"median": 7.5}}
 
         def cells(measured, **changes):
             text = predictions.Tables([plan | changes], {NAME: RECORD}, measured).many_rows()
@@ -196,7 +196,7 @@ class Page(unittest.TestCase):
 
         self.assertEqual(cells(table, by_wgmma=True), ["wgmma", "7.5", "not measured"])
         self.assertEqual(cells(table, by_wgmma=False), ["mma.sync", "not measured", "7.5"])
-        compared = {("H100", "many-rows/4096x4096/m96/wgmma"): {"median": 8.0}}
+        compared = {("H200", "many-rows/4096x4096/m96/wgmma"): {"median": 8.0}}
         self.assertEqual(cells(table | compared, by_wgmma=True), ["wgmma", "8.0", "not measured"])
 
     def test_compares_as_the_goals_count(self):

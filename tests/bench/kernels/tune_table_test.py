@@ -219,12 +219,16 @@ def test_many_rows():
                        "default": False, "median": time}  # fmt: skip
 
     for wgmma, expected in [({33: 1.2, 64: 0.9, 128: 0.7}, 64), ({33: 0.9, 64: 1.1, 128: 0.7}, 128),
-                            ({33: 0.9, 64: 0.8}, 33), ({64: 1.2, 128: 1.1}, 129)]:  # fmt: skip
+                            ({33: 0.9, 64: 0.8}, 33), ({64: 1.2, 128: 1.1}, 129),
+                            ({24: 0.9, 64: 0.8}, 17), ({24: 1.1, 32: 0.9}, 32)]:  # fmt: skip
         text = table_of([*device(), *lines(wgmma)])
         has(
             text,
             f"/// bench/results/tune_0.jsonl, a device, 2027-01-02.\ninline constexpr u64 min_m_of_sm90 = {expected};",
         )
+    # Where the kernel for few rows ends, those decide that have so few.
+    two = table_of([*device(), *lines({33: 0.9})], [*device(108, 80), *lines({24: 0.9, 64: 0.9})])
+    has(two, "/// bench/results/tune_1.jsonl, a device, 2027-01-02.\ninline constexpr u64 min_m_of_sm90 = 17;")
     has(
         table_of([*device(), *itertools.islice(lines({64: 0.5}), 1)]),
         "not measured.\ninline constexpr u64 min_m_of_sm90 = 65;",
@@ -253,6 +257,8 @@ def test_reading():
     (found,) = read([*device(), rows_result("4096x4096", 64, "wgmma", 9.0)])
     few = (found.stage, found.change, found.m, found.splits, found.is_default, found.time, found.tile)
     expect(few == ("rows", "wgmma", 64, 2, True, 9.0, None), f"a line of many rows is read as {few}")
+    (found,) = read([*[*device()][:-1], rows_result("4096x4096", 64, "wgmma", 9.0), line])
+    expect(found.stage == "rows", "without a bandwidth, many rows are not all that is read")
     for lacking in ([*device()][:-1], [*device()][-1:], []):
         expect(read([*lacking, line]) == [], "results without a device or its bandwidth are used")
     texts = texts_of(read(*[[*device(), line]] * 9))

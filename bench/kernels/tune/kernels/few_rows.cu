@@ -35,7 +35,6 @@ std::vector<FewRowsKernel> few_rows_kernels() {
   add<FourBitMatmulFewRowsTile{1, 4, 4}>(all);
   add<FourBitMatmulFewRowsTile{2, 2, 8}>(all);
   add<FourBitMatmulFewRowsTile{2, 4, 4}>(all);
-  add<FourBitMatmulFewRowsTile{4, 4, 4}>(all);
   return all;
 }
 

@@ -41,13 +41,15 @@ struct Sm90Choice {
 
 /// The kernels of FourBitMatmulSm90 that are compiled. For any m, the estimate takes the cheapest.
 ///
-/// The times were fitted to those of an H100 (bench/results/tune_H100.jsonl).
-inline constexpr std::array<Sm90Choice, 5> sm90_choices{{
-    {{.rows = 32, .n_warpgroups = 2, .k_warpgroups = 2}, 825, 154, 1'656, 1'909},
-    {{.rows = 64, .n_warpgroups = 4, .k_warpgroups = 1}, 853, 429, 2'081, 2'759},
-    {{.rows = 64, .n_warpgroups = 2, .k_warpgroups = 2}, 758, 293, 3'038, 589},
-    {{.rows = 96, .n_warpgroups = 3, .k_warpgroups = 1}, 755, 600, 1'876, 2'138},
-    {{.rows = 128, .n_warpgroups = 2, .k_warpgroups = 1}, 1'128, 642, 1'899, 1'916},
+/// The times were fitted to those of an H200 (bench/results/tune_H200.jsonl).
+inline constexpr std::array<Sm90Choice, 7> sm90_choices{{
+    {{.rows = 32, .n_warpgroups = 4, .k_warpgroups = 1}, 609, 307, 2'119, 3'336},
+    {{.rows = 32, .n_warpgroups = 2, .k_warpgroups = 2}, 454, 246, 2'435, 2'109},
+    {{.rows = 64, .n_warpgroups = 4, .k_warpgroups = 1}, 753, 406, 2'313, 3'118},
+    {{.rows = 64, .n_warpgroups = 3, .k_warpgroups = 1}, 525, 444, 2'338, 2'861},
+    {{.rows = 64, .n_warpgroups = 2, .k_warpgroups = 2}, 626, 290, 2'776, 2'090},
+    {{.rows = 96, .n_warpgroups = 3, .k_warpgroups = 1}, 850, 536, 2'460, 2'285},
+    {{.rows = 128, .n_warpgroups = 2, .k_warpgroups = 1}, 1'062, 567, 2'291, 1'631},
 }};
 
 /// A launch of FourBitMatmulSm90 (kernels/matmul/four_bit/four_bit_matmul_sm90.hpp).
@@ -63,14 +65,14 @@ Sm90Config sm90_config_for(u64 m, u64 n, u64 k);
 
 /// The kernels of FourBitMatmulFewRows that are compiled, and the m that they are for. Of those for an m the estimate
 /// takes the cheapest, and of equally cheap ones the first.
-inline constexpr std::array<TileChoice<FourBitMatmulFewRowsTile>, 5> few_rows_choices{{
+inline constexpr std::array<TileChoice<FourBitMatmulFewRowsTile>, 4> few_rows_choices{{
     {{.m_tiles = 1, .n_warps = 1, .k_warps = 16}, 0, 8},
     {{.m_tiles = 1, .n_warps = 4, .k_warps = 4}, 5, 8},
     {{.m_tiles = 2, .n_warps = 2, .k_warps = 8}, 9, 16},
     {{.m_tiles = 2, .n_warps = 4, .k_warps = 4}, 9, 16},
-    {{.m_tiles = 4, .n_warps = 4, .k_warps = 4}, 17, 32},
 }};
-inline constexpr u64 max_m_of_few_rows = 32;
+inline constexpr u64 max_m_of_few_rows = 16;
+static_assert(min_m_of_sm90 <= max_m_of_few_rows + 1, "devices of 9.0 would use mma.sync for the rows between");
 
 /// A launch of FourBitMatmulFewRows (kernels/matmul/four_bit/four_bit_matmul_few_rows.hpp).
 struct FewRowsConfig {

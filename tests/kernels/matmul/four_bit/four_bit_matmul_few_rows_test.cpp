@@ -26,7 +26,7 @@ using test::Shape;
 TEST(FourBitMatmulFewRows, RandomShapes) {
   test::expect_random_products(32, 4, [](u32 i, auto& below) {
     const bool large = i % 6 == 0;
-    return Shape{.m = 1 + below(32),
+    return Shape{.m = 1 + below(four_bit_matmul::max_m_of_few_rows),
                  .n = 1 + below(large ? 300 : 140),
                  .k = 64 * (1 + below(large ? 40 : 12)),
                  .blocksize = 64u << below(7),
@@ -42,14 +42,14 @@ TEST(FourBitMatmulFewRows, RandomShapes) {
 TEST(FourBitMatmulFewRows, SlicesAndFp32X) {
   expect_product({.m = 7, .n = 20, .k = 128, .first = 128 * 7}, 1);
   expect_product({.m = 1, .n = 20, .k = 128, .x_stride = 1}, 5);
-  expect_product({.m = 20, .n = 130, .k = 192, .blocksize = 256, .nested = false, .first = 64, .gap = 320}, 2);
+  expect_product({.m = 12, .n = 130, .k = 192, .blocksize = 256, .nested = false, .first = 64, .gap = 320}, 2);
   expect_product({.m = 9, .n = 20, .k = 320, .x_f32 = true, .y_f32 = true}, 3);
   expect_product({.m = 1, .n = 20, .k = 320, .dtype = NIBBLE_F16, .x_f32 = true, .overlap = true}, 4);
 }
 
 // The blocks of a cluster divide k between them.
 TEST(FourBitMatmulFewRows, SplitK) {
-  for (const auto& [m, groups] : {std::pair{2U, 300U}, {18U, 67U}}) {
+  for (const auto& [m, groups] : {std::pair{2U, 300U}, {14U, 67U}}) {
     const Shape shape{.m = m, .n = 33, .k = 64 * groups, .bias = true, .accumulate = true};
     ASSERT_GT(four_bit_matmul::few_rows_config_for(shape.m, shape.n, shape.k).splits, 1U);
     expect_product(shape, 5);
@@ -61,7 +61,7 @@ using Items = test::TmaItems<FourBitMatmulFewRows<bf16, Nested, Tile>, Nested>;
 
 constexpr FourBitMatmulFewRowsTile of_8_rows{.m_tiles = 1, .n_warps = 1, .k_warps = 16};
 constexpr FourBitMatmulFewRowsTile of_16_rows{.m_tiles = 2, .n_warps = 2, .k_warps = 8};
-constexpr FourBitMatmulFewRowsTile of_32_rows{.m_tiles = 4, .n_warps = 4, .k_warps = 4};
+constexpr FourBitMatmulFewRowsTile wide_of_16_rows{.m_tiles = 2, .n_warps = 4, .k_warps = 4};
 
 // Two blocks or clusters take several tiles of n each. The ring of stages comes round several times.
 NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, EverySynchronizationIsNeeded) {
@@ -71,8 +71,8 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, EverySynchronizationIsNeeded) {
                                                    {{.m = 1, .n = 40, .k = 64 * 130}, 2});
   test::expect_all_needed<Items<true, of_16_rows>>({{.m = 11, .n = 300, .k = 64 * 20}, 1},
                                                    {{.m = 16, .n = 290, .k = 64 * 35}, 2, 48});
-  test::expect_all_needed<Items<true, of_32_rows>>({{.m = 30, .n = 520, .k = 64 * 11}, 1},
-                                                   {{.m = 32, .n = 300, .k = 64 * 19}, 2, 80});
+  test::expect_all_needed<Items<true, wide_of_16_rows>>({{.m = 14, .n = 520, .k = 64 * 11}, 1},
+                                                        {{.m = 16, .n = 300, .k = 64 * 19}, 2, 80});
 }
 
 // Tiles of 16 to all of block_n, which leave some warps half of their work or none, in clusters of each size.
@@ -82,7 +82,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, TilesAndClustersOfAnySize) {
     for (const u32 tile_n : {16U, 48U, 112U}) {
       const Items<true, wide> few({.m = 5, .n = 130, .k = 64 * 33}, splits, tile_n);
       test::expect_values(few.problem(), few.run());
-      const Items<false, of_32_rows> more({.m = 27, .n = 130, .k = 64 * 33}, splits, tile_n);
+      const Items<false, wide_of_16_rows> more({.m = 13, .n = 130, .k = 64 * 33}, splits, tile_n);
       test::expect_values(more.problem(), more.run());
     }
 }
@@ -92,8 +92,8 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, ShortSteps) {
   for (const std::size_t groups : {1U, 2U, 3U, 15U, 16U, 17U, 33U}) {
     const Items<true, of_8_rows> items({.m = 3, .n = 100, .k = 64 * groups}, 1);
     EXPECT_EQ(items.right_values().size(), 300U);
-    const Items<true, of_32_rows> more({.m = 19, .n = 150, .k = 64 * groups}, 1);
-    EXPECT_EQ(more.right_values().size(), 19U * 150);
+    const Items<true, wide_of_16_rows> more({.m = 11, .n = 150, .k = 64 * groups}, 1);
+    EXPECT_EQ(more.right_values().size(), 11U * 150);
   }
 }
 
@@ -112,7 +112,7 @@ TEST(FourBitMatmulFewRows, WeightsThatShareX) {
 // On 9.0, few blocks or many give the same bytes; elsewhere, and where there is code for sm_80 alone, another kernel is
 // right, too.
 NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, DevicesOfAnySizeGiveTheSameBytes) {
-  for (const Shape& shape : {Shape{.m = 1, .n = 300, .k = 64 * 20}, Shape{.m = 17, .n = 150, .k = 64 * 9}}) {
+  for (const Shape& shape : {Shape{.m = 1, .n = 300, .k = 64 * 20}, Shape{.m = 15, .n = 150, .k = 64 * 9}}) {
     const Problem problem(shape, 28);
     test::expect_same_bytes<Product>(problem, {1U, 3U, 114U, 144U}, {90U});
     const Product run(problem);
@@ -127,7 +127,7 @@ bool is_for_few_rows(const Shape& shape, const Options& options = {}) {
 }
 
 NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, DevicesWithoutRoomForAClusterUseAnotherKernel) {
-  const Shape shape{.m = 18, .n = 33, .k = 64 * 67};
+  const Shape shape{.m = 14, .n = 33, .k = 64 * 67};
   ASSERT_GT(four_bit_matmul::few_rows_config_for(shape.m, shape.n, shape.k).splits, 2U);
   EXPECT_TRUE(is_for_few_rows(shape));
   EXPECT_FALSE(is_for_few_rows(shape, {.max_cluster = 2}));

@@ -2,6 +2,8 @@
 // library would not choose for shapes this small.
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
@@ -54,17 +56,44 @@ template <bool Nested, FourBitMatmulSm90Tile Tile>
 using Items = test::TmaItems<FourBitMatmulSm90<bf16, Nested, Tile>, Nested>;
 
 constexpr FourBitMatmulSm90Tile of_64_rows{.rows = 64, .n_warpgroups = 4, .k_warpgroups = 1},
+    narrow_of_64_rows{.rows = 64, .n_warpgroups = 3, .k_warpgroups = 1},
+    halves_of_64_rows{.rows = 64, .n_warpgroups = 2, .k_warpgroups = 2},
     of_32_rows{.rows = 32, .n_warpgroups = 2, .k_warpgroups = 2},
+    wide_of_32_rows{.rows = 32, .n_warpgroups = 4, .k_warpgroups = 1},
     of_96_rows{.rows = 96, .n_warpgroups = 3, .k_warpgroups = 1},
     of_128_rows{.rows = 128, .n_warpgroups = 2, .k_warpgroups = 1};
 
-// Two blocks or clusters take several items each: tiles of n, chunks of m. Where all steps are whole, x alone holds the
-// copies back with 128 rows: the second problem has short ones.
+// Every kernel of the plan, with each type of x and each form of absmax. Its blocks have several items, and the last
+// step of k is short.
+template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> void expect_right_values() {
+  const test::TmaItems<FourBitMatmulSm90<Half, Nested, Tile>, Nested, Half> items(
+      {.m = Tile.rows + 5, .n = 2 * Tile.block_n() + 70, .k = 64 * 18 + 64 * (Tile.rows / 32)}, 2);
+  test::expect_values(items.problem(), items.run());
+}
+
+NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, EveryKernelOfThePlan) {
+  constexpr auto& choices = four_bit_matmul::sm90_choices;
+  const auto expect = []<std::size_t... i>(std::index_sequence<i...>) {
+    (expect_right_values<bf16, true, choices[i].tile>(), ...);
+    (expect_right_values<bf16, false, choices[i].tile>(), ...);
+    (expect_right_values<f16, true, choices[i].tile>(), ...);
+    (expect_right_values<f16, false, choices[i].tile>(), ...);
+  };
+  expect(std::make_index_sequence<choices.size()>());
+}
+
+// Two blocks or clusters take several items each: tiles of n, chunks of m. The second problem has short steps.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, EverySynchronizationIsNeeded) {
   test::expect_all_needed<Items<true, of_64_rows>>({{.m = 70, .n = 270, .k = 64 * 26}, 1},
                                                    {{.m = 64, .n = 600, .k = 64 * 9}, 2});
   test::expect_all_needed<Items<true, of_32_rows>>({{.m = 70, .n = 140, .k = 64 * 11}, 1},
                                                    {{.m = 64, .n = 300, .k = 64 * 9}, 2});
+  test::expect_all_needed<Items<false, wide_of_32_rows>>({{.m = 40, .n = 270, .k = 64 * 26}, 1},
+                                                         {{.m = 64, .n = 600, .k = 64 * 9}, 2});
+  test::expect_all_needed<Items<true, halves_of_64_rows>>({{.m = 70, .n = 140, .k = 64 * 11}, 1},
+                                                          {{.m = 64, .n = 300, .k = 64 * 9}, 2});
+  test::expect_all_needed<Items<false, narrow_of_64_rows>>({{.m = 70, .n = 270, .k = 64 * 26}, 1},
+                                                           {{.m = 64, .n = 600, .k = 64 * 9}, 2});
   test::expect_all_needed<Items<false, of_96_rows>>({{.m = 97, .n = 200, .k = 64 * 13}, 2},
                                                     {{.m = 190, .n = 900, .k = 64}, 1});
   test::expect_all_needed<Items<true, of_128_rows>>({{.m = 120, .n = 300, .k = 64 * 23}, 2},
@@ -79,6 +108,13 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, TilesAndClustersOfAnySize) {
       test::expect_values(some.problem(), some.run());
       const Items<false, of_32_rows> halves({.m = 67, .n = 150, .k = 64 * 33}, splits, tile_n == 64 ? 64 : 128);
       test::expect_values(halves.problem(), halves.run());
+      const Items<true, wide_of_32_rows> wide({.m = 37, .n = 210, .k = 64 * 33}, splits, tile_n);
+      test::expect_values(wide.problem(), wide.run());
+      const Items<false, halves_of_64_rows> halves_of_64({.m = 67, .n = 150, .k = 64 * 33}, splits,
+                                                         tile_n == 64 ? 64 : 128);
+      test::expect_values(halves_of_64.problem(), halves_of_64.run());
+      const Items<true, narrow_of_64_rows> narrow({.m = 67, .n = 210, .k = 64 * 33}, splits, tile_n);
+      test::expect_values(narrow.problem(), narrow.run());
       const Items<false, of_96_rows> more({.m = 103, .n = 210, .k = 64 * 33}, splits, tile_n);
       test::expect_values(more.problem(), more.run());
       const Items<true, of_128_rows> many({.m = 131, .n = 130, .k = 64 * 33}, splits, 64);
@@ -91,6 +127,12 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, ShortSteps) {
   for (const std::size_t groups : {1U, 2U, 3U, 4U, 5U, 8U}) {
     const Items<true, of_64_rows> items({.m = 33, .n = 300, .k = 64 * groups}, 1);
     EXPECT_EQ(items.right_values().size(), 33U * 300);
+    const Items<false, of_128_rows> more({.m = 33, .n = 300, .k = 64 * groups}, 1);
+    EXPECT_EQ(more.right_values().size(), 33U * 300);
+    const Items<false, halves_of_64_rows> halves({.m = 33, .n = 300, .k = 64 * groups}, 1);
+    EXPECT_EQ(halves.right_values().size(), 33U * 300);
+    const Items<true, of_32_rows> few({.m = 17, .n = 300, .k = 64 * groups}, 1);
+    EXPECT_EQ(few.right_values().size(), 17U * 300);
   }
 }
 

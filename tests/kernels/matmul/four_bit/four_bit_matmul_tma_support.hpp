@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/host/matmul/four_bit/four_bit_matmul_tma_launch.hpp"
@@ -19,8 +20,8 @@ using device::bf16;
 using device::ceil_div;
 
 /// A product whose items two clusters of `splits` blocks take in turn, in one launch that overlaps with the
-/// one before it. Kernel is for bf16, and for nested absmax if `Nested`.
-template <class Kernel, bool Nested> class TmaItems {
+/// one before it. Kernel is for Half, and for nested absmax if `Nested`.
+template <class Kernel, bool Nested, class Half = bf16> class TmaItems {
  public:
   TmaItems(const Shape& shape, u32 splits, u32 tile_n = Kernel::block_n)
       : splits_(splits), tile_n_(tile_n), problem_(with_overlap(shape), 9), product_(problem_) {}
@@ -28,11 +29,11 @@ template <class Kernel, bool Nested> class TmaItems {
   [[nodiscard]] std::vector<float> run() const {
     const Shape& s = problem_.shape;
     const DeviceArray<u8> y = product_.y();
-    FourBitMatmulTmaLaunch<bf16, Kernel> one(static_cast<const bf16*>(product_.x().data), static_cast<i64>(s.k),
+    FourBitMatmulTmaLaunch<Half, Kernel> one(static_cast<const Half*>(product_.x().data), static_cast<i64>(s.k),
                                              static_cast<u32>(s.m), s.k, tile_n_, splits_);
     nibble_four_bit weight = product_.weight();
     weight.stride = weight.columns;
-    one.add(weight, {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false});
+    one.add(weight, {nullptr, reinterpret_cast<Half*>(y.data()), nullptr, static_cast<i64>(s.n), false});
     one.run_with(2, nullptr, device::Overlap::yes);
     return product_.values_in(y);
   }
@@ -53,6 +54,7 @@ template <class Kernel, bool Nested> class TmaItems {
  private:
   static Shape with_overlap(Shape shape) {
     shape.nested = Nested;
+    shape.dtype = std::is_same_v<Half, bf16> ? NIBBLE_BF16 : NIBBLE_F16;
     shape.overlap = true;
     return shape;
   }
