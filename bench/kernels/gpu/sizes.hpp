@@ -67,7 +67,7 @@ constexpr std::size_t empty_launches = 2;
 constexpr std::array<u64, 3> tuned_m = {1, 16, 64};
 constexpr std::size_t tuned_calls = 1;
 constexpr std::array<u64, 2> many_m = {33, 160};
-constexpr auto& tma_shapes = shapes;
+constexpr Shape tma_shapes[] = {{64, 256}, {64, 512}, {192, 256}};
 #endif
 
 /// Those of products: `shapes`, then `product_shapes`.
