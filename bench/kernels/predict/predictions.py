@@ -172,20 +172,20 @@ class Tables:
         text = head(["n x k", "m", "wgmma: tile of m x n, items x splits", "wgmma, estimate, µs",
                      "mma.sync, predicted, µs",
                      "bf16, µs", "the plan takes", "wgmma, measured", "mma.sync, measured"], (0, 2, 6))  # fmt: skip
-        shape = None
+        shape, gpu = None, "H200"
         for plan in self.many:
             if plan["m"] > 256:
                 continue
             wgmma = plan["wgmma"]
-            (low, _), (high, _) = self.predicted(plan, "H200")
+            (low, _), (high, _) = self.predicted(plan, gpu)
             own = "wgmma" if plan["by_wgmma"] else "mma"  # in the speed table
-            measured = [self.measured_text("H200", f"many-rows/{plan['shape']}/m{plan['m']}/{kernel}",
+            measured = [self.measured_text(gpu, f"many-rows/{plan['shape']}/m{plan['m']}/{kernel}",
                                            *[measured_name(plan)] * (kernel == own))
                         for kernel in ("wgmma", "mma")]  # fmt: skip
             text += row(shape_text(plan) if plan["shape"] != shape else "", str(plan["m"]),
                         f"{wgmma['rows']} x {wgmma['tile_n']}, {wgmma['items']} x {wgmma['splits']}",
                         us(wgmma["seconds"]), between(low, high),
-                        us(bf16_time(plan, "H200")), {"mma": "mma.sync"}.get(own, own),
+                        us(bf16_time(plan, gpu)), {"mma": "mma.sync"}.get(own, own),
                         *measured)  # fmt: skip
             shape = plan["shape"]
         return text

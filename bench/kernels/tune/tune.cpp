@@ -2,7 +2,7 @@
 //
 //   bench_tune [--shape NxK]    30 s for a shape of the whole speed table, 8 s for one of products alone
 //   bench_tune --few-rows       the kernel that TMA feeds, for m up to 16 (few_rows.cpp): 25 s
-//   bench_tune --many-rows      kernels for m from 24 to 256 (rows.cpp): 30 s
+//   bench_tune --many-rows      kernels for m from 24 to 256 (rows.cpp): 45 s
 //   bench_tune --int8           tiles and splits of the product with an int8 weight (int8.cpp): 10 s
 //
 // For each shape and m, three stages, each of which measures its variants in turns:

@@ -40,7 +40,8 @@ DEFAULT_COSTS = Costs(24_000, 5_500, 2_000_000)
 DEFAULT_INT8_COSTS = Costs(12_000, 6_000, 2_000_000)
 DEFAULT_KEPT_X = 32_000
 DEFAULT_MIN_M_OF_SM90 = 65
-MAX_M_OF_FEW_ROWS, SM90_ROWS = 16, 32  # of the kernel for fewer rows; at a time, at least, of the one for more
+MAX_M_OF_FEW_ROWS = 16  # as max_m_of_few_rows of the plan: up to there another kernel multiplies
+SM90_ROWS = 32  # wgmma takes at least so many rows at a time, so fewer take as long
 DEFAULT_DEVICES = (Device(90, 0, SHARED_LIMIT, True), Device(0, 0, 0, True))
 MIN_GAIN = 0.99  # a change has to take less than this share of the time
 
