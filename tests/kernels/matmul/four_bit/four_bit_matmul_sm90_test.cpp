@@ -2,7 +2,9 @@
 // library would not choose for shapes this small.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstddef>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -133,6 +135,17 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, ShortSteps) {
     EXPECT_EQ(halves.right_values().size(), 33U * 300);
     const Items<true, of_32_rows> few({.m = 17, .n = 300, .k = 64 * groups}, 1);
     EXPECT_EQ(few.right_values().size(), 17U * 300);
+  }
+}
+
+// A group past the end of k would add 0 * absmax of the last group: NaN where that is infinite.
+TEST(FourBitMatmulSm90, NothingIsMultipliedPastTheEndOfK) {
+  constexpr std::size_t groups = 5;
+  for (const std::size_t m : {20U, 70U, 130U}) {
+    Problem problem({.m = m, .n = 20, .k = 64 * groups, .nested = false, .y_f32 = true}, 34);
+    for (std::size_t last = groups - 1; last < problem.absmax.size(); last += groups)
+      problem.absmax[last] = std::numeric_limits<float>::infinity();
+    for (const float value : Product(problem).product()) ASSERT_TRUE(std::isinf(value)) << value;
   }
 }
 
