@@ -24,7 +24,7 @@ bool is_expert_name(std::string_view name, const std::array<std::string_view, 2>
 }
 
 std::string parameter_of(const FoundRole& role) {
-  const bool is_module = role.role != Role::expert && role.role != Role::other;
+  const bool is_module = role.is_linear || (role.role != Role::expert && role.role != Role::other);
   return is_module ? role.module + std::string(weight_suffix) : role.module;
 }
 
@@ -35,7 +35,7 @@ BaseNames::BaseNames(const TensorList& tensors, RoleFinder& roles) : tensors_(te
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const TensorInfo tensor = tensors[t];
     const FoundRole found = roles.find(tensor);
-    roles_.push_back(found.role);
+    roles_.push_back(found.is_linear && found.role == Role::other ? Role::kept : found.role);
     stored_[tensor.name] = t;
     for (const std::string& name : {parameter_of(found), found.module})
       if (auto& same = loaded_[name]; same.empty() || same.back() != t) same.push_back(t);

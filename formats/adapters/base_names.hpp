@@ -34,6 +34,7 @@ class BaseNames {
   /// The matrices that a parameter is made of, sorted by expert; empty if it is stored as one tensor.
   [[nodiscard]] std::vector<ExpertMatrix> find_experts(const std::string& parameter) const;
 
+  /// `kept` also of linear layers that are never quantized.
   [[nodiscard]] Role role(std::size_t tensor) const { return roles_[tensor]; }
 
  private:

@@ -16,10 +16,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 11> why_texts{"linear layer",   "Conv1D layer",       "embedding",
-                                                     "fused experts",  "not a linear layer", "output embeddings",
-                                                     "last parameter", "kept in fp32",       "not exactly nn.Linear",
-                                                     "shared module",  "tied weights"};
+constexpr std::array<std::string_view, 12> why_texts{
+    "linear layer",          "Conv1D layer",      "embedding",      "fused experts",
+    "not a linear layer",    "output embeddings", "last parameter", "kept in fp32",
+    "not exactly nn.Linear", "shared module",     "tied weights",   "weight used outside the layer"};
 
 Why why_of(std::string_view text) {
   const auto found = std::find(why_texts.begin(), why_texts.end(), text);

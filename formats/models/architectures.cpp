@@ -389,7 +389,8 @@ bool is_linear_layer(Role role) {
   return role == Role::linear || role == Role::conv1d || role == Role::output_embeddings || role == Role::kept;
 }
 
-// Linear layers that are never quantized. Not every loader leaves them as they are (LoadingRules).
+// Linear layers that are never quantized, and that transformers leaves as they are. Not every loader does
+// (LoadingRules).
 bool is_special(Why why) {
   return why == Why::not_exactly_linear || why == Why::kept_in_fp32 || why == Why::shared_module;
 }
@@ -419,8 +420,10 @@ FoundRole role_of(const TensorInfo& tensor, const Destination& to, const Entry& 
     why = *entry.why_tied;
     result.why = text_of(why);
   }
+  result.is_linear = true;
+  result.used_outside = why == Why::used_outside;
   if (!is_special(why) || rules.replaces_every_linear) result.keeps = {result.module};
-  if (is_special(why)) {
+  if (is_special(why) || result.used_outside) {
     result.role = Role::other;
     return result;
   }

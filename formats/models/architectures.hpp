@@ -46,6 +46,8 @@ struct FoundRole {
   std::string why;                 ///< for people
   std::vector<std::string> keeps;  ///< layers that stay plain if this tensor does, and that loading would replace
   KeptInFp32 kept_in_fp32 = KeptInFp32::never;
+  bool is_linear = false;     ///< it is a linear layer, although its role may be `other`
+  bool used_outside = false;  ///< its model uses the weight outside the layer, so it cannot be quantized
 };
 
 /// Whether a weight that is stored in this type would be loaded as fp32.
@@ -96,7 +98,7 @@ struct EmbeddingLayers {
 /// transformers could replace, but not which of these layers it would leave plain if nothing tells it.
 [[nodiscard]] bool has_other_parts(const ModelClass& model);
 
-/// A module that transformers leaves plain by default, whether the file has it or not.
+/// A module that stays plain by default, whether the file has it or not.
 struct DefaultSkip {
   std::string pattern;    ///< a regular expression of its name: `[0-9]+` for a number that may be any
   bool numbered = false;  ///< it stands for one module of several

@@ -6,6 +6,10 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
+from weights_used import used_outside
+
+
+USED_OUTSIDE = "weight used outside the layer"
 
 
 def star(name):
@@ -45,6 +49,7 @@ def roles_of(model):
     roles = {}
     modules = dict(model.named_modules(remove_duplicate=False))
     first = {id(module): name for name, module in reversed(list(modules.items()))}
+    used = used_outside(model)
     for name, tensor in model.state_dict().items():
         path, _, leaf = name.rpartition(".")
         owner = modules.get(path)
@@ -55,6 +60,8 @@ def roles_of(model):
             why = why_kept(model, skips, path, owner)
             if why is None and first[id(owner)] != path:
                 why = "shared module"  # named_modules() visits it once, under its first name
+            if why in (None, "output embeddings", "last parameter") and id(owner) in used:
+                why = USED_OUTSIDE
             roles[path] = ("kept", why) if why else ("conv1d" if isinstance(owner, Conv1D) else "linear", None)
         elif leaf == "weight" and isinstance(owner, nn.Embedding):
             roles[path] = ("embedding", None)
@@ -76,6 +83,9 @@ def generalize(roles, complain):
         groups.setdefault(pattern, {})[numbers] = role
     table = {}
     for pattern, members in groups.items():
+        if ("kept", USED_OUTSIDE) in members.values():  # which layers do so is often an option, such as Reformer's
+            table[pattern] = [(pattern, ("kept", USED_OUTSIDE))]
+            continue
         if len(set(members.values())) == 1:
             table[pattern] = [(pattern, next(iter(members.values())))]
             continue

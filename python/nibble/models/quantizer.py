@@ -28,6 +28,11 @@ DIVISIONS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Values of device_map by which transformers divides a model among devices."""
 
 
+def _leave_layers() -> None:
+    """In place of RWKV's code that halves the weights of every few layers in place, and then x with them, to stay in the
+    range of fp16. It cannot halve codes. Results in other types are the same without it."""
+
+
 class NibbleConfig(QuantizationConfigMixin):
     """`quantization_config` in config.json. What is quantized, and how, the tensors say themselves.
 
@@ -95,6 +100,9 @@ class NibbleQuantizer(HfQuantizer):
         self._quantized.put_in()
         # peft's prepare_model_for_kbit_training() asks for it before it turns gradient checkpointing on.
         model.is_loaded_in_8bit = True
+        for module in model.modules():
+            if hasattr(module, "_rescale_layers"):
+                module._rescale_layers = _leave_layers
         if is_progress_bar_enabled():
             print(self._quantized.summary(), file=sys.stderr)
         self._tied, self._renamed = self._quantized.tied, self._quantized.renamed

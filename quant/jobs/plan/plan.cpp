@@ -55,6 +55,7 @@ class RulePattern {
   }
 
   void apply() noexcept { applied_ = true; }
+  void meet_weight_used_outside() noexcept { used_outside_ = true; }
 
   // `codec` is the rule's, and "keep" for a skip, which can decide about every tensor.
   void check(const TensorList& tensors, const CodecSpec& codec) const {
@@ -62,9 +63,14 @@ class RulePattern {
       pattern_.fail_unmatched([&](const auto& visit) {
         for (std::size_t i = 0; i < tensors.size(); ++i) visit(tensors.name(i));
       });
-    if (!applied_)
-      throw Error(Errc::usage, fmt::format("{} '{}' matches only tensors that {} cannot store", pattern_.label(),
-                                           pattern_.text(), codec.name()));
+    if (applied_) return;
+    const std::string fact =
+        used_outside_ ? fmt::format(
+                            "weights that the model uses outside their layers, where it would take codes of {} for "
+                            "the matrix",
+                            codec.name())
+                      : fmt::format("tensors that {} cannot store", codec.name());
+    throw Error(Errc::usage, fmt::format("{} '{}' matches only {}", pattern_.label(), pattern_.text(), fact));
   }
 
   [[nodiscard]] std::string label() const { return fmt::format("{} {}", pattern_.label(), pattern_.text()); }
@@ -73,6 +79,7 @@ class RulePattern {
   UserPattern pattern_;
   bool used_ = false;
   bool applied_ = false;
+  bool used_outside_ = false;
 };
 
 struct Choice {
@@ -192,6 +199,11 @@ class Planner {
       // A pattern over a layer also matches its norms and biases, which a quantizing rule does not mean.
       if (!codec.accepts(tensor) || (codec.quantizes() && tensor.shape.size() < 2)) {
         choice.reason += fmt::format("; {} cannot store {}", rules_[r].label(), short_list(tensor));
+        continue;
+      }
+      if (codec.quantizes() && found.used_outside) {
+        rules_[r].meet_weight_used_outside();
+        choice.reason += fmt::format("; {} cannot quantize it", rules_[r].label());
         continue;
       }
       rules_[r].apply();

@@ -382,6 +382,19 @@ TEST(TensorUpdates, TheWeightOfTiedLayersMayComeTwice) {
   EXPECT_THAT(tied.refusal(norm), HasSubstr("has no tensor 'lm_head.weight'"));
 }
 
+// Layers that are never quantized are linear layers as others are: Mamba's dt_proj, and DETR's k_proj under its old
+// name.
+TEST(TensorUpdates, LinearLayersThatAreNeverQuantized) {
+  const std::string dt_proj = "backbone.layers.0.mixer.dt_proj";
+  const Base mamba({weight(dt_proj + ".weight", {128, 4})}, "MambaForCausalLM");
+  EXPECT_EQ(mamba.plan(AdapterMaker(R"("r":2)").add_low_rank(dt_proj, 128, 4, 2).make()).size(), 1u);
+  EXPECT_THAT(mamba.refusal(AdapterMaker(R"("r":2)").add_low_rank(dt_proj, 4, 128, 2)),
+              HasSubstr("that is for a matrix 4 x 128"));
+  const Base detr({weight("bbox_attention.k_linear.weight", {64, 64})}, "DetrForSegmentation");
+  const Adapter adapter = AdapterMaker(R"("r":2)").add_low_rank("bbox_attention.k_proj", 64, 64, 2).make();
+  EXPECT_EQ(detr.plan(adapter).size(), 1u);
+}
+
 TEST(TensorUpdates, ShapesThatDoNotFit) {
   EXPECT_THAT(
       llama().refusal(AdapterMaker(R"("r":2)").add_low_rank(down, 64, 64, 2)),

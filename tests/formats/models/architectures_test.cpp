@@ -279,6 +279,38 @@ TEST(Architectures, LoadersThatReplaceEveryLinearLayerHaveToBeToldOfIt) {
   EXPECT_TRUE(make_role_finder({"T5ForConditionalGeneration"}, tensors, false)->find(wo).keeps.empty());
 }
 
+// Mamba multiplies by dt_proj.weight itself. Every loader would replace the layer, so all of them have to be told.
+TEST(Architectures, LayersWhoseWeightIsUsedOutsideStayPlain) {
+  const std::string dt_proj = "backbone.layers.1.mixer.dt_proj";
+  const std::vector<TensorInfo> tensors{matrix(dt_proj + ".weight"), matrix("backbone.layers.1.mixer.x_proj.weight")};
+  const TensorList list{std::span(tensors)};
+  for (const bool replaces_every_linear : {false, true}) {
+    LoadingRules rules;
+    rules.replaces_every_linear = replaces_every_linear;
+    const auto finder = make_role_finder({"MambaForCausalLM"}, list, false, rules);
+    EXPECT_EQ(finder->find(tensors[0]).role, Role::other);
+    EXPECT_EQ(finder->find(tensors[0]).why, "weight used outside the layer");
+    EXPECT_EQ(finder->find(tensors[0]).keeps, std::vector<std::string>{dt_proj});
+    EXPECT_EQ(finder->find(tensors[1]).role, Role::linear);
+  }
+}
+
+// MobileBERT joins the weights of two layers. One is the output layer, which may be tied to the embeddings; then it is
+// not in the file, and has to be among the layers that loading leaves plain.
+TEST(Architectures, AnOutputLayerWhoseWeightIsUsedOutsideIsNeverQuantized) {
+  const std::string decoder = "cls.predictions.decoder", dense = "cls.predictions.dense";
+  const std::vector<TensorInfo> tensors{matrix(decoder + ".weight", 128, 32), matrix(dense + ".weight", 128, 96)};
+  const RolesByName roles("MobileBertForMaskedLM", tensors);
+  for (const std::string& layer : {decoder, dense}) {
+    EXPECT_EQ(roles[layer + ".weight"].role, Role::other) << layer;
+    EXPECT_EQ(roles[layer + ".weight"].keeps, std::vector<std::string>{layer});
+  }
+  EXPECT_EQ(RolesByName("MobileBertForMaskedLM", tensors, true)[decoder + ".weight"].why, "tied weights");
+  const auto skips = default_skips({"MobileBertForMaskedLM"}, true);
+  ASSERT_TRUE(skips);
+  EXPECT_TRUE(std::ranges::any_of(*skips, [&](const DefaultSkip& skip) { return skip.pattern == decoder; }));
+}
+
 TEST(Architectures, OlderVisionNamesAreRenamed) {
   const RolesByName roles("ViTForImageClassification", {matrix("vit.encoder.layer.2.attention.attention.query.weight"),
                                                         matrix("vit.encoder.layer.2.output.dense.weight"),

@@ -30,7 +30,7 @@ import architectures  # noqa: E402, F401 (first: it sets what transformers reads
 from builds import first_build, without_timm  # noqa: E402
 from classes import classes_in, config_class_of, modeling_modules  # noqa: E402
 from configurations import DEFAULTS  # noqa: E402
-from roles import roles_of, star  # noqa: E402
+from roles import USED_OUTSIDE, roles_of, star  # noqa: E402
 from transformers.conversion_mapping import (  # noqa: E402
     get_checkpoint_conversion_mapping,
     get_model_conversion_mapping,
@@ -125,6 +125,8 @@ def compare(nibble, cls, model, roles):
     parameters = {name: tensor for name, tensor in model.state_dict().items() if tensor is not None}
     own = set(parameters) - set(getattr(model, "all_tied_weights_keys", ()))
     spellings = {frozenset(own)} | {frozenset(saved_names(model, own, drop)) for drop in (True, False)}
+    # The table has these without their numbers, which depend on options (Reformer).
+    outside = {star(name)[0] for name, role in roles.items() if role == ("kept", USED_OUTSIDE)}
     for stored in sorted(spellings, key=sorted):
         loaded = loaded_names(model, stored, parameters)
         shapes = {
@@ -137,6 +139,7 @@ def compare(nibble, cls, model, roles):
             name
             for name, parameter in loaded.items()
             if parameter and roles.get(parameter.removesuffix(".weight"), ("",))[0] in ("linear", "conv1d")
+            and star(parameter.removesuffix(".weight"))[0] not in outside
         }
         with tempfile.TemporaryDirectory() as directory:
             save(pathlib.Path(directory), cls, model.config, shapes)

@@ -307,6 +307,23 @@ def test_casts_reach_quantized_embeddings_and_experts(tmp_path, name, cast):
         assert model.to(cast)(ids).logits.dtype == cast
 
 
+def check_outputs(directory, kind, config, *options):
+    """Those of a quantized model beside those of the plain one that it stands for."""
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(config).eval()
+    model.save_pretrained(directory / "plain")
+    quantized = convert(directory / "plain", directory / "quantized", *options)
+    run("dequantize", quantized, directory / "dequantized", "--to", "fp32")
+    expected = getattr(transformers, kind).from_pretrained(directory / "dequantized").eval()
+    ids = torch.arange(10)[None]
+    inputs = {"input_ids": ids, "decoder_input_ids": ids} if config.is_encoder_decoder else {"input_ids": ids}
+    if kind.startswith("WavLM"):
+        inputs = {"input_values": torch.randn(1, 800)}
+    with torch.inference_mode():
+        found, wanted = (m(**inputs)[0] for m in (nibble.load(quantized, **FP32), expected))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3)
+
+
 # transformers' code that initializes these models looks at weights of their submodules, or at shapes and devices of
 # embeddings.
 @pytest.mark.parametrize("kind, config", [
@@ -317,18 +334,27 @@ def test_casts_reach_quantized_embeddings_and_experts(tmp_path, name, cast):
         vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)),
 ])  # fmt: skip
 def test_other_kinds_of_models(tmp_path, kind, config):
-    torch.manual_seed(0)
-    model = getattr(transformers, kind)(config).eval()
-    model.save_pretrained(tmp_path / "plain")
-    quantized = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4", "--embeddings", "nf4",
-                        "--allow-nibble-only")  # fmt: skip
-    run("dequantize", quantized, tmp_path / "dequantized", "--to", "fp32")
-    expected = getattr(transformers, kind).from_pretrained(tmp_path / "dequantized").eval()
-    ids = torch.arange(10)[None]
-    inputs = {"input_ids": ids, "decoder_input_ids": ids} if config.is_encoder_decoder else {"input_ids": ids}
-    with torch.inference_mode():
-        found, wanted = (m(**inputs)[0] for m in (nibble.load(quantized, **FP32), expected))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3)
+    check_outputs(tmp_path, kind, config, "--to", "nf4", "--embeddings", "nf4", "--allow-nibble-only")
+
+
+# Their forward passes use the weights of some layers, which have to stay plain. RWKV's changes weights in place.
+@pytest.mark.parametrize("to", ["nf4", "int8"])
+@pytest.mark.parametrize("kind, config", [
+    ("MambaForCausalLM", transformers.MambaConfig(
+        vocab_size=256, hidden_size=64, num_hidden_layers=2, state_size=16)),
+    ("MobileBertForMaskedLM", transformers.MobileBertConfig(
+        vocab_size=256, hidden_size=128, embedding_size=64, num_hidden_layers=2, intermediate_size=64,
+        intra_bottleneck_size=64, num_feedforward_networks=2)),
+    ("WavLMModel", transformers.WavLMConfig(
+        vocab_size=32, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        conv_dim=(64, 64), conv_stride=(5, 2), conv_kernel=(10, 3), num_feat_extract_layers=2,
+        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4)),
+    ("RwkvForCausalLM", transformers.RwkvConfig(
+        vocab_size=256, hidden_size=64, num_hidden_layers=2, attention_hidden_size=64, intermediate_size=128,
+        context_length=32, rescale_every=1)),
+])  # fmt: skip
+def test_models_that_use_weights_outside_their_layers(tmp_path, kind, config, to):
+    check_outputs(tmp_path, kind, config, "--to", to)
 
 
 # CLIPModel has no embeddings that it could name, so that asking for them raises.

@@ -146,6 +146,26 @@ TEST(Plan, RuleThatMatchesNothingIsAnError) {
             "tensor pattern '.*layernorm.*' matches only tensors that nf4 cannot store");
 }
 
+// The model would take the codes for the matrix, whoever loads it.
+TEST(Plan, NothingQuantizesAWeightThatIsUsedOutsideItsLayer) {
+  MemoryReader mamba;
+  mamba.set_architecture("MambaForCausalLM", false);
+  for (const std::string name : {"dt_proj", "x_proj"})
+    mamba.add_normal("backbone.layers.0.mixer." + name + ".weight", DType::bf16, {64, 64});
+  Recipe recipe = nf4();
+  recipe.allow_nibble_only = true;
+  recipe.default_skips = false;
+  recipe.rules = {{".*_proj.weight", "int8"}};
+  const Plan plan = make_plan(mamba, recipe);
+  EXPECT_EQ(codecs(plan).at("backbone.layers.0.mixer.dt_proj.weight"), "keep");
+  EXPECT_EQ(codecs(plan).at("backbone.layers.0.mixer.x_proj.weight"), "int8");
+  EXPECT_EQ(plan.tensors[0].reason, "weight used outside the layer; tensor pattern .*_proj.weight cannot quantize it");
+  recipe.rules = {{".*dt_proj.weight", "int8"}};
+  EXPECT_EQ(error_of([&] { (void)make_plan(mamba, recipe); }, Errc::usage),
+            "tensor pattern '.*dt_proj.weight' matches only weights that the model uses outside their layers, where it "
+            "would take codes of int8 for the matrix");
+}
+
 TEST(Plan, TensorsThatACodecCannotStoreAreNamedWithTheirFile) {
   Recipe recipe;
   recipe.to = recipe.embeddings = "int8";
