@@ -28,8 +28,9 @@ constexpr std::size_t max_few_rows = 32;
 // Of a row of the weight, decoded at a time. The bytes of a result depend on it.
 constexpr std::size_t part_depth = 2048;
 constexpr std::size_t task_rows = 32;
-// Rows of x by which int8 codes are multiplied in registers, which converts them for every few rows of x again.
-constexpr std::size_t max_rows_of_codes = 16;
+// Rows of x by which int8 codes are multiplied in registers, which converts them for every few rows of x again: at
+// most this many, or fewer where bf16 is the alternative.
+constexpr std::size_t max_rows_of_codes = 16, max_rows_of_codes_beside_bf16 = 4;
 // How many bytes ahead of the codes that are decoded the next ones are asked for, at least. Memory then has work while
 // rows are multiplied, where the processor's own prefetching stops: one token takes half of the time.
 constexpr std::size_t bytes_ahead = 8192;
@@ -313,8 +314,8 @@ void multiply_rows(const FourBitRows& weight, const Operands& operands, const Ex
 }
 
 void multiply_rows(const Int8Rows& weight, const Operands& operands, const Executor& executor) {
-  const RowKernel kernel = row_kernel_for(operands.dtype);
   const std::size_t k = weight.k(), m = operands.m;
+  const RowKernel kernel = m <= max_rows_of_codes_beside_bf16 ? row_kernel_f32() : row_kernel_for(operands.dtype);
   const Lines<std::uint32_t> x = arranged(arrangement_for(kernel, nullptr), operands, k);
   const auto make_decoded = [&] { return AddDecoded(kernel, k, x.data(), m, DecodeInt8(weight, kernel)); };
   if (kernel.per_word == 1 && m <= max_rows_of_codes)

@@ -165,7 +165,8 @@ const float* absmax_of(const FourBitRows& weight, Range rows, Range columns, std
 }
 
 AddIntegers add_integers_for(DType dtype, std::size_t m) {
-  if (dtype != DType::bf16 || m != 1 || prefers_bf16()) return nullptr;
+  if (dtype != DType::bf16 || m != 1) return nullptr;
+  if (prefers_bf16()) return add_code_rows_vnni();
   const AddIntegers vbmi = add_code_rows_vbmi();
   return vbmi != nullptr ? vbmi : add_code_rows_int16();
 }

@@ -32,7 +32,7 @@ __attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512bh bf16_pairs(__m
 }
 
 /// Word 4 i + j of 32 bits becomes word 4 j + i.
-__attribute__((always_inline)) NIBBLE_AVX512_VBMI inline __m512i transposed_words(__m512i words) {
+__attribute__((always_inline)) NIBBLE_AVX512_VNNI inline __m512i transposed_words(__m512i words) {
   return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), words);
 }
 

@@ -9,10 +9,10 @@
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/codes/code_kernel.hpp"
 #include "quant/matmul/codes/int16_factors.hpp"
+#include "quant/simd/prefetch.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/matmul/codes/add_codes_int16.cpp"
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -92,7 +92,7 @@ void add(const CodeRows& weights, const Int16Factors& factors, float* HWY_RESTRI
     const std::size_t block = column >> log2_blocksize;
     const std::uint8_t* HWY_RESTRICT from = weights.packed + column / 2;
     const auto next_row = [&]() HWY_ATTR {
-      hwy::Prefetch(from + weights.ahead);
+      prefetch_to_l2(from + weights.ahead);
       const auto codes = hn::LoadU(d8, from);
       from += weights.packed_stride;
       return codes;

@@ -4,10 +4,10 @@
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/counts.hpp"
 #include "quant/matmul/words/row_kernel.hpp"
+#include "quant/simd/prefetch.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/matmul/codes/code_kernel.cpp"
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -59,7 +59,7 @@ HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const
       for (std::size_t i = 0; i < weights.blocksize; i += group, packed += lanes, x += group) {
         std::size_t r = 0;
         const auto add = [&](const Table16<D>& value) HWY_ATTR {
-          if (i % line == 0) hwy::Prefetch(packed + r * packed_stride + weights.ahead);
+          if (i % line == 0) prefetch_to_l2(packed + r * packed_stride + weights.ahead);
           const EvenOdd w(value, packed + r * packed_stride);
           for (std::size_t j = 0; j < m; ++j) {
             sum[r][j] = hn::MulAdd(w.even, hn::Load(d, x + j * x_stride), sum[r][j]);
@@ -104,7 +104,7 @@ HWY_INLINE void add_block(const CodeRows& weights, std::size_t first, const floa
       for (std::size_t v = 0; v < 2 * groups; ++v) sum[j][v] = hn::Load(d, sums + j * sums_stride + v * lanes);
     for (std::size_t r = 0; r < rows; ++r, packed += weights.packed_stride, absmax += weights.absmax_stride) {
       HWY_ALIGN float room[16];
-      hwy::Prefetch(packed + weights.ahead);
+      prefetch_to_l2(packed + weights.ahead);
       const Table16<D> values(d, codebook, *absmax, room);
       for (std::size_t g = 0; g < groups; ++g) {
         const EvenOdd w(values, packed + g * lanes);
@@ -154,7 +154,7 @@ HWY_INLINE void multiply_row(const ByteTable16<D>& codebook, const CodeRows& wei
     for (auto& of_x : of_block)
       for (auto& v : of_x) v = hn::Zero(d);
     for (std::size_t i = 0; i < weights.blocksize; i += 32, packed += 16, x += 32) {
-      if (i % line == 0) hwy::Prefetch(packed + weights.ahead);
+      if (i % line == 0) prefetch_to_l2(packed + weights.ahead);
       codebook.look_up_32(packed, [&](std::size_t at, hn::Vec<D> v) HWY_ATTR {
         for (std::size_t j = 0; j < m; ++j) {
           auto& to = of_block[j][at / lanes % chains];
@@ -192,7 +192,7 @@ HWY_INLINE void add_block(const ByteTable16<D>& codebook, const CodeRows& weight
     for (std::size_t j = 0; j < m; ++j)
       for (std::size_t v = 0; v < vectors; ++v) sum[j][v] = hn::Load(d, sums + j * sums_stride + v * lanes);
     for (std::size_t r = 0; r < rows; ++r, packed += weights.packed_stride, absmax += weights.absmax_stride) {
-      hwy::Prefetch(packed + weights.ahead);
+      prefetch_to_l2(packed + weights.ahead);
       const auto scale = hn::Set(d, *absmax);
       codebook.look_up_32(packed, [&](std::size_t at, hn::Vec<D> v) HWY_ATTR {
         const auto w = hn::Mul(v, scale);

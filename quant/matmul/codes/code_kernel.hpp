@@ -64,6 +64,8 @@ using AddIntegers = bool (*)(const CodeRows& weights, const float* x, float* sum
 inline constexpr std::size_t max_columns_of_added_integers = 8192;
 /// For x86 without AVX-512; null on other CPU targets, and where SSSE3 is missing.
 [[nodiscard]] AddIntegers add_code_rows_int16();
+/// By AVX512_VNNI, for columns in multiples of 128; null unless the processor and the CPU target have it.
+[[nodiscard]] AddIntegers add_code_rows_vnni();
 /// By AVX512_VNNI and AVX512_VBMI, for columns in multiples of 128; null unless the processor and the CPU target have
 /// both.
 [[nodiscard]] AddIntegers add_code_rows_vbmi();

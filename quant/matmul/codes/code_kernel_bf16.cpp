@@ -3,6 +3,7 @@
 #include "quant/matmul/codes/code_kernel.hpp"
 #include "quant/matmul/counts.hpp"
 #include "quant/simd/avx512.hpp"
+#include "quant/simd/prefetch.hpp"
 
 #ifdef NIBBLE_AVX512_BF16
 
@@ -33,7 +34,7 @@ NIBBLE_AVX512_BF16 void multiply_block(const CodeRows& weights, std::size_t firs
     for (std::size_t i = 0; i < weights.blocksize; i += group, packed += group / 2, x += group / 2) {
       for (std::size_t r = 0; r < rows; ++r) {
         const std::uint8_t* const from = packed + r * packed_stride;
-        _mm_prefetch(reinterpret_cast<const char*>(from) + weights.ahead, _MM_HINT_T0);
+        prefetch_to_l2(from + weights.ahead);
         const __m512i codes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
         const __m512i even = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table[r]);
         const __m512i odd = _mm512_permutexvar_epi16(codes, table[r]);

@@ -7,10 +7,10 @@
 #include "quant/matmul/codes/code_kernel.hpp"
 #include "quant/matmul/codes/int16_numbers.hpp"
 #include "quant/matmul/counts.hpp"
+#include "quant/simd/prefetch.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/matmul/codes/code_kernel_int16.cpp"
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -118,7 +118,7 @@ HWY_INLINE bool multiply_block(const CodeRows& weights, std::size_t first, const
       }
       for (std::size_t r = 0; r < rows; ++r) {
         const std::uint8_t* HWY_RESTRICT const codes = packed + r * packed_stride;
-        if (part == Part::first && i % line == 0) hwy::Prefetch(codes + weights.ahead);
+        if (part == Part::first && i % line == 0) prefetch_to_l2(codes + weights.ahead);
         const auto scale = hn::Set(d, absmax[r * absmax_stride]);
         for (std::size_t group = 0; group < groups; ++group) {
           const Decoded w(codebook, codes + group * group_bytes);

@@ -10,6 +10,7 @@
 #include "quant/matmul/counts.hpp"
 #include "quant/simd/avx512.hpp"
 #include "quant/simd/int16_table16.hpp"
+#include "quant/simd/prefetch.hpp"
 
 #ifdef NIBBLE_AVX512_VBMI
 

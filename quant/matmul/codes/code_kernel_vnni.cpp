@@ -9,6 +9,7 @@
 #include "quant/matmul/codes/int16_numbers.hpp"
 #include "quant/matmul/counts.hpp"
 #include "quant/simd/avx512.hpp"
+#include "quant/simd/prefetch.hpp"
 
 #ifdef NIBBLE_AVX512_VNNI
 

@@ -6,10 +6,10 @@
 
 #include "quant/matmul/counts.hpp"
 #include "quant/matmul/words/row_kernel.hpp"
+#include "quant/simd/prefetch.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/matmul/codes/int8_kernel.cpp"
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -43,7 +43,7 @@ HWY_INLINE void multiply_block(const Int8CodeRows& weights, std::size_t first, c
     for (auto& of_x : row)
       for (auto& v : of_x) v = hn::Zero(d);
   for (std::size_t p = 0; p < weights.n; p += step) {
-    for (std::size_t r = 0; r < rows; ++r) hwy::Prefetch(codes + r * weights.stride + p + weights.ahead);
+    for (std::size_t r = 0; r < rows; ++r) prefetch_to_l2(codes + r * weights.stride + p + weights.ahead);
     for (std::size_t v = 0; v < step / lanes; ++v)
       for (std::size_t r = 0; r < rows; ++r) {
         const std::size_t at = p + v * lanes;
@@ -85,7 +85,7 @@ HWY_INLINE void add_block(const Int8CodeRows& weights, std::size_t first, const 
     for (std::size_t i = 0; i < m; ++i)
       for (std::size_t v = 0; v < added_vectors; ++v) sum[i][v] = hn::LoadU(d, sums + i * sums_stride + v * lanes);
     for (std::size_t r = 0; r < rows; ++r, codes += weights.stride) {
-      hwy::Prefetch(codes + weights.ahead);
+      prefetch_to_l2(codes + weights.ahead);
       for (std::size_t v = 0; v < added_vectors; ++v) {
         const auto w = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, codes + v * lanes)));
         for (std::size_t i = 0; i < m; ++i)

@@ -4,10 +4,10 @@
 #include "nibble/int8.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/counts.hpp"
+#include "quant/simd/prefetch.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/matmul/words/row_kernel.cpp"
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -38,7 +38,7 @@ void decode_four_bit(const FourBitTables& tables, const std::uint8_t* HWY_RESTRI
   const nibble::HWY_NAMESPACE::Table16<D> codebook(d, tables.codebook.data());
   for (std::size_t first = 0; first < n; first += blocksize, ++absmax) {
     HWY_ALIGN float room[16];
-    hwy::Prefetch(packed + ahead);
+    prefetch_to_l2(packed + ahead);
     const nibble::HWY_NAMESPACE::Table16<D> value(d, codebook, *absmax, room);
     for (std::size_t i = 0; i < blocksize; i += 2 * lanes, packed += lanes, out += 2 * lanes) {
       const auto byte = hn::PromoteTo(di, hn::LoadU(d8, packed));
@@ -49,7 +49,7 @@ void decode_four_bit(const FourBitTables& tables, const std::uint8_t* HWY_RESTRI
 #else
   const nibble::HWY_NAMESPACE::ByteTable16<D> codebook(tables.codebook.data());
   for (std::size_t first = 0; first < n; first += blocksize, ++absmax) {
-    hwy::Prefetch(packed + ahead);
+    prefetch_to_l2(packed + ahead);
     const auto scale = hn::Set(d, *absmax);
     for (std::size_t i = 0; i < blocksize; i += 32, packed += 16, out += 32)
       codebook.look_up_32(packed,
@@ -84,7 +84,7 @@ void decode_int8(const std::int8_t* HWY_RESTRICT codes, float absmax, std::size_
   float* HWY_RESTRICT out = reinterpret_cast<float*>(words);
   const auto scale = hn::Set(d, absmax), unit = hn::Set(d, int8::inverse_127);
   for (std::size_t i = 0; i < n; i += lanes) {
-    if (i % 32 == 0) hwy::Prefetch(codes + i + ahead);
+    if (i % 32 == 0) prefetch_to_l2(codes + i + ahead);
     const auto code = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, codes + i)));
     hn::Store(hn::Mul(hn::Mul(code, scale), unit), d, out + i);
   }

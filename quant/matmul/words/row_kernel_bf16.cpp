@@ -5,6 +5,7 @@
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/counts.hpp"
 #include "quant/simd/avx512.hpp"
+#include "quant/simd/prefetch.hpp"
 
 #ifdef NIBBLE_AVX512_BF16
 
@@ -19,7 +20,7 @@ NIBBLE_AVX512_BF16 void decode_four_bit(const FourBitTables& tables, const std::
   const __m512 codebook = _mm512_load_ps(tables.codebook.data());
   for (std::size_t first = 0; first < n; first += blocksize, ++absmax) {
     const __m512 values = _mm512_mul_ps(codebook, _mm512_set1_ps(*absmax));
-    _mm_prefetch(reinterpret_cast<const char*>(packed) + ahead, _MM_HINT_T0);
+    prefetch_to_l2(packed + ahead);
     const auto table = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(values, values));
     for (std::size_t i = 0; i < blocksize; i += 2 * lanes, packed += lanes, words += lanes) {
       const __m512i byte = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
@@ -33,7 +34,7 @@ NIBBLE_AVX512_BF16 void decode_int8(const std::int8_t* codes, float absmax, std:
                                     std::uint32_t* words) {
   const __m512 scale = _mm512_set1_ps(absmax), unit = _mm512_set1_ps(int8::inverse_127);
   for (std::size_t i = 0; i < n; i += 2 * lanes, words += lanes) {
-    _mm_prefetch(reinterpret_cast<const char*>(codes + i) + ahead, _MM_HINT_T0);
+    prefetch_to_l2(codes + i + ahead);
     const auto load = [&](std::size_t at) NIBBLE_AVX512_BF16 {
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + at));
       return _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), scale), unit);

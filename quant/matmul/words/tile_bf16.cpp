@@ -7,6 +7,7 @@
 #include "quant/matmul/counts.hpp"
 #include "quant/matmul/words/tile.hpp"
 #include "quant/simd/avx512.hpp"
+#include "quant/simd/prefetch.hpp"
 
 #ifdef NIBBLE_AVX512_BF16
 
@@ -107,8 +108,8 @@ NIBBLE_AVX512_BF16 void pair_four_bit(const CodeRows& weights, std::uint32_t* pa
     const __m512i table = reinterpret_cast<__m512i>(
         _mm512_cvtne2ps_pbh(_mm512_mul_ps(codebook, _mm512_set1_ps(absmax[weights.absmax_stride])),
                             _mm512_mul_ps(codebook, _mm512_set1_ps(*absmax))));
-    _mm_prefetch(reinterpret_cast<const char*>(a) + weights.ahead, _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(b) + weights.ahead, _MM_HINT_T0);
+    prefetch_to_l2(a + weights.ahead);
+    prefetch_to_l2(b + weights.ahead);
     const __m512i both =
         _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a))),
                            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b)), 1);
@@ -129,7 +130,7 @@ NIBBLE_AVX512_BF16 void pair_int8(const Int8Pair& weights, std::size_t columns, 
   const __m512i order = _mm512_load_si512(alternating.data());
   for (std::size_t c = 0; c < columns; c += lanes) {
     const auto load = [&](const std::int8_t* codes, __m512 scale) NIBBLE_AVX512_BF16 {
-      _mm_prefetch(reinterpret_cast<const char*>(codes + c) + weights.ahead, _MM_HINT_T0);
+      prefetch_to_l2(codes + c + weights.ahead);
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + c));
       return _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), scale), unit);
     };

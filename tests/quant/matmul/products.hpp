@@ -83,7 +83,8 @@ inline constexpr DType types[] = {DType::f32, DType::bf16, DType::f16};
 
 // Whether dx of one row in bf16 is multiplied in integers where blocks allow it.
 inline bool multiplies_dx_in_integers() {
-  return !prefers_bf16() && (add_code_rows_vbmi() != nullptr || add_code_rows_int16() != nullptr);
+  if (prefers_bf16()) return add_code_rows_vnni() != nullptr;
+  return add_code_rows_vbmi() != nullptr || add_code_rows_int16() != nullptr;
 }
 
 // A product and what it should be.
