@@ -7,7 +7,6 @@
 #define NIBBLE_QUANT_FOUR_BIT_BF16_INL
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 #include <algorithm>
 #include <cstddef>
@@ -17,6 +16,7 @@
 #include "quant/codecs/four_bit/four_bit_bf16.hpp"
 #include "quant/simd/magnitude-inl.hpp"
 #include "quant/simd/nibbles-inl.hpp"
+#include "quant/simd/prefetch.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
@@ -34,7 +34,7 @@ HWY_INLINE void encode_by_steps(const Bf16Steps& table, const std::uint16_t* HWY
   const std::uint16_t* const words = table.words[absmax & 127u].data();
   const auto lower = hn::Load(d, words), upper = hn::Load(d, words + 32), origin = hn::Set(d, origin_bits);
   for (std::size_t i = 0; i < n; i += 32) {
-    hwy::Prefetch(ahead + i);
+    prefetch_to_l2(ahead + i);
     const auto weights = hn::LoadU(d, w + i);
     const auto m = hn::SaturatedSub(hn::And(weights, hn::Set(d, 0x7FFF)), origin);
     const auto s = _mm512_mask_sub_epi16(m.raw, _mm512_movepi16_mask(weights.raw), _mm512_setzero_si512(), m.raw);
@@ -55,7 +55,7 @@ HWY_INLINE void encode_by_steps(const Bf16Steps& table, const std::uint16_t* HWY
   const auto origin = hn::Set(d16, origin_bits), octave = hn::Set(d16, 127);
   const auto pack = [&](auto a, auto b) HWY_ATTR { return pack_bytes(hn::BitCast(di16, a), hn::BitCast(di16, b)); };
   for (std::size_t i = 0; i < n; i += lanes) {
-    hwy::Prefetch(ahead + i);
+    prefetch_to_l2(ahead + i);
     const auto a = hn::LoadU(d16, w + i), b = hn::LoadU(d16, w + i + lanes / 2);
     const auto ma = hn::SaturatedSub(hn::And(a, hn::Set(d16, 0x7FFF)), origin);
     const auto mb = hn::SaturatedSub(hn::And(b, hn::Set(d16, 0x7FFF)), origin);

@@ -8,7 +8,6 @@
 #define NIBBLE_QUANT_FOUR_BIT_BUCKETS_INL
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 #include <bit>
 #include <cstddef>
@@ -16,6 +15,7 @@
 
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/simd/nibbles-inl.hpp"
+#include "quant/simd/prefetch.hpp"
 #include "quant/simd/source-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -40,7 +40,7 @@ HWY_INLINE void encode_by_buckets(const FourBitTables& tables, const std::byte* 
   const auto rounding = hn::Set(d, FourBitTables::rounding);
   for (std::size_t i = 0; i < n; i += word) {
     const std::byte* const ahead = w + (n + i) * Source::size;
-    for (std::size_t line = 0; line < word * Source::size; line += 64) hwy::Prefetch(ahead + line);
+    for (std::size_t line = 0; line < word * Source::size; line += 64) prefetch_to_l2(ahead + line);
     const auto factor = hn::Set(d, scale[i >> block_bits]);
     const auto a = hn::BitCast(d16, hn::MulAdd(Source::load(d, w, i), factor, rounding));
     const auto b = hn::BitCast(d16, hn::MulAdd(Source::load(d, w, i + 16), factor, rounding));

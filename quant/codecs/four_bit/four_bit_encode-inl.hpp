@@ -7,7 +7,6 @@
 #define NIBBLE_QUANT_FOUR_BIT_ENCODE_INL
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 #include <algorithm>
 #include <bit>
@@ -23,13 +22,14 @@
 #include "quant/codecs/four_bit/four_bit_buckets-inl.hpp"
 #include "quant/codecs/four_bit/four_bit_guess-inl.hpp"
 #include "quant/simd/nibbles-inl.hpp"
+#include "quant/simd/prefetch.hpp"
 #include "quant/simd/source-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A batch of weights, its scratch and the next batch, which is being prefetched, fit in a small L1 cache together.
+// A batch of weights and its scratch fit in a small L1 cache together, while the next batch is prefetched into L2.
 constexpr std::size_t batch_bytes = 8192;
 constexpr std::size_t batch_weights = FourBitTables::max_blocksize;
 constexpr std::size_t batch_blocks = batch_weights / 32;
@@ -171,7 +171,7 @@ HWY_INLINE void encode_by_guess(const FourBitTables& tables, const std::byte* HW
   if constexpr (splits_zero) encoder.sign(w, n, inverse, block_bits, positive);
   for (std::size_t i = 0; i < whole; i += group) {
     const std::byte* const ahead = w + (n + i) * size;
-    for (std::size_t line = 0; line < group * size; line += 64) hwy::Prefetch(ahead + line);
+    for (std::size_t line = 0; line < group * size; line += 64) prefetch_to_l2(ahead + line);
     doubt[i / group] = encoder.encode(positions + i, positive + (splits_zero ? i : 0), packed + i / 2);
   }
   for (std::size_t i = 0; i < whole; i += group)
