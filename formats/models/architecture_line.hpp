@@ -34,7 +34,7 @@ enum class Why : std::uint8_t {
   not_exactly_linear,
   shared_module,
   tied_weights,
-  used_outside,  ///< its model uses the weight itself, as in F.linear(x, layer.weight): codes would not do
+  used_outside,  ///< its model uses the weight itself, as in F.linear(x, layer.weight); codes cannot replace it
 };
 
 /// In the words of the table: "linear layer".

@@ -52,7 +52,6 @@ def test_equals_the_model_quantized_on_loading(nibble, saved, to):
 # The layers that stay plain beside those that transformers keeps, numbers left out.
 USED_OUTSIDE = {
     "MambaForCausalLM": {"backbone.layers.mixer.dt_proj"},
-    "JambaForCausalLM": {"model.layers.mamba.dt_proj"},
     "MobileBertForMaskedLM": {"cls.predictions.dense"},
     "WavLMModel": {f"encoder.layers.attention.{side}_proj" for side in ("q", "k", "v", "out")},
     "LayoutLMv3Model": {"encoder.rel_pos_bias", "encoder.rel_pos_x_bias"},  # the one of y is the last parameter

@@ -8,7 +8,6 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 from weights_used import used_outside
 
-
 USED_OUTSIDE = "weight used outside the layer"
 
 

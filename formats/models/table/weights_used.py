@@ -1,7 +1,7 @@
 """Linear layers whose weight is used outside the layer, as in `F.linear(x, self.proj.weight)`.
 
-Such a layer cannot be quantized: its weight would be codes, which that code would take for the matrix. The uses are
-found in the source of the classes around the layers.
+Such a layer cannot be quantized: its weight would be codes, and the model would multiply by them as if they were the
+matrix. The uses are found in the source of the classes around the layers.
 """
 
 import ast
@@ -11,15 +11,16 @@ import inspect
 from torch import nn
 
 # Reading these of a weight says nothing of its values.
-FACTS = {
-    *("device", "dim", "dtype", "element_size", "is_cuda", "is_meta", "ndim", "numel", "requires_grad", "shape", "size")
-}
+FACTS = frozenset("device dim dtype element_size is_cuda is_meta ndim numel requires_grad shape size".split())
 
 # Methods that fill weights.
 FILLING = {"__init__", "_init_weights", "reset_parameters"}
 
 # Kernels of other packages, to which a layer's weight is passed. Where they are missing, the layer is called as usual.
 KERNELS = {"mamba_inner_fn", "mamba2_split_conv1d_scan_combined"}
+
+# A few models have another way for quantized layers, and use the weight where this does not hold.
+ASKS_FOR_QUANTIZED = "hasattr(self.config, '_is_quantized')"
 
 # Classes, by module, whose use is never reached.
 NEVER_REACHED = {
@@ -67,6 +68,15 @@ def path_of(node):
     return None if before is None else (*before, step)
 
 
+def is_for_plain_layers(node, parents):
+    """Whether this expression runs only in models that are not quantized."""
+    while around := parents.get(node):
+        if isinstance(around, ast.If) and node in around.orelse and ast.unparse(around.test) == ASKS_FOR_QUANTIZED:
+            return True
+        node = around
+    return False
+
+
 def is_used(weight, parents):
     """Whether this expression, a weight, is read, and not only a fact about it."""
     around = parents[weight]
@@ -82,17 +92,18 @@ def is_used(weight, parents):
 @functools.cache
 def weights_used(cls):
     """The modules, as paths from one of this class, whose weight its methods use: {("k_proj",)}."""
-    found = set()
     if f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" in NEVER_REACHED:
-        return found
+        return set()
+    found = set()
     for name, method in methods_of(cls).items():
         if name in FILLING:
             continue
         parents = {child: node for node in ast.walk(method) for child in ast.iter_child_nodes(node)}
         for node in ast.walk(method):
-            if isinstance(node, ast.Attribute) and node.attr == "weight" and is_used(node, parents):
-                found.add(path_of(node.value) or ())
-    return found - {()}
+            is_weight = isinstance(node, ast.Attribute) and node.attr == "weight" and path_of(node.value)
+            if is_weight and is_used(node, parents) and not is_for_plain_layers(node, parents):
+                found.add(path_of(node.value))
+    return found
 
 
 def modules_at(module, path):
