@@ -28,9 +28,10 @@ DIVISIONS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Values of device_map by which transformers divides a model among devices."""
 
 
-def _leave_layers() -> None:
-    """In place of RWKV's code that halves the weights of every few layers in place, and then x with them, to stay in the
-    range of fp16. It cannot halve codes. Results in other types are the same without it."""
+def _rescale_nothing() -> None:
+    """Takes the place of RwkvModel._rescale_layers(), which overwrites weights: it halves them every few layers, and
+    the forward pass then halves x, too, so that fp16 does not overflow. Codes cannot be halved so. In types with the
+    range of fp32, results are the same without it; in fp16 they may overflow."""
 
 
 class NibbleConfig(QuantizationConfigMixin):
@@ -102,7 +103,7 @@ class NibbleQuantizer(HfQuantizer):
         model.is_loaded_in_8bit = True
         for module in model.modules():
             if hasattr(module, "_rescale_layers"):
-                module._rescale_layers = _leave_layers
+                module._rescale_layers = _rescale_nothing
         if is_progress_bar_enabled():
             print(self._quantized.summary(), file=sys.stderr)
         self._tied, self._renamed = self._quantized.tied, self._quantized.renamed

@@ -65,11 +65,10 @@ class RulePattern {
       });
     if (applied_) return;
     const std::string fact =
-        used_outside_ ? fmt::format(
-                            "weights that the model uses outside their layers, where it would take codes of {} for "
-                            "the matrix",
-                            codec.name())
-                      : fmt::format("tensors that {} cannot store", codec.name());
+        used_outside_
+            ? fmt::format("weights that the model uses outside their layers, where {} codes cannot replace them",
+                          codec.name())
+            : fmt::format("tensors that {} cannot store", codec.name());
     throw Error(Errc::usage, fmt::format("{} '{}' matches only {}", pattern_.label(), pattern_.text(), fact));
   }
 

@@ -32,7 +32,7 @@ class PairValues {
     return {{even.lower, even.upper, odd.lower, odd.upper}};
   }
 
-  static FourVectors in_order(const FourVectors& sums) { return sums; }
+  NIBBLE_CODES_TARGET static FourVectors in_order(const FourVectors& sums) { return sums; }
 
  private:
   Int16Table16 table_;

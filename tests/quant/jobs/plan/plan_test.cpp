@@ -146,7 +146,7 @@ TEST(Plan, RuleThatMatchesNothingIsAnError) {
             "tensor pattern '.*layernorm.*' matches only tensors that nf4 cannot store");
 }
 
-// The model would take the codes for the matrix, whoever loads it.
+// The model would multiply by the codes, whichever loader reads them.
 TEST(Plan, NothingQuantizesAWeightThatIsUsedOutsideItsLayer) {
   MemoryReader mamba;
   mamba.set_architecture("MambaForCausalLM", false);
@@ -161,9 +161,10 @@ TEST(Plan, NothingQuantizesAWeightThatIsUsedOutsideItsLayer) {
   EXPECT_EQ(codecs(plan).at("backbone.layers.0.mixer.x_proj.weight"), "int8");
   EXPECT_EQ(plan.tensors[0].reason, "weight used outside the layer; tensor pattern .*_proj.weight cannot quantize it");
   recipe.rules = {{".*dt_proj.weight", "int8"}};
-  EXPECT_EQ(error_of([&] { (void)make_plan(mamba, recipe); }, Errc::usage),
-            "tensor pattern '.*dt_proj.weight' matches only weights that the model uses outside their layers, where it "
-            "would take codes of int8 for the matrix");
+  EXPECT_EQ(
+      error_of([&] { (void)make_plan(mamba, recipe); }, Errc::usage),
+      "tensor pattern '.*dt_proj.weight' matches only weights that the model uses outside their layers, where int8 "
+      "codes cannot replace them");
 }
 
 TEST(Plan, TensorsThatACodecCannotStoreAreNamedWithTheirFile) {
