@@ -110,8 +110,8 @@ class DecodeFourBit {
   void operator()(std::size_t row, std::size_t first, std::size_t n, std::uint32_t* words) {
     const std::size_t blocksize = weight_.blocksize();
     absmax_.make_ready({row, 1});
-    kernel_.decode_four_bit(weight_.tables(), weight_.packed() + (row * weight_.k() + first) / 2,
-                            absmax_.of(row) + first / blocksize, blocksize, n, bytes_ahead, words);
+    kernel_.decoder.four_bit(weight_.tables(), weight_.packed() + (row * weight_.k() + first) / 2,
+                             absmax_.of(row) + first / blocksize, blocksize, n, bytes_ahead, words);
   }
 
  private:
@@ -126,7 +126,7 @@ class DecodeInt8 {
 
   void start(Range /*rows*/) const {}
   void operator()(std::size_t row, std::size_t first, std::size_t n, std::uint32_t* words) const {
-    kernel_.decode_int8(weight_.codes(row) + first, weight_.absmax(row), n, bytes_ahead, words);
+    kernel_.decoder.int8(weight_.codes(row) + first, weight_.absmax(row), n, bytes_ahead, words);
   }
 
  private:
@@ -301,15 +301,16 @@ void multiply_rows(const FourBitRows& weight, const Operands& operands, const Ex
     std::once_flag is_needed;
     std::optional<Lines<std::uint32_t>> x_in_fp32;
     const auto make_exact = [&] {
-      std::call_once(is_needed,
-                     [&] { x_in_fp32 = arranged(arrangement_for(kernel, kernel.arrange_four_bit), operands, k); });
+      std::call_once(is_needed, [&] {
+        x_in_fp32 = arranged(arrangement_for(kernel, kernel.decoder.arrange_four_bit), operands, k);
+      });
       return AddDecoded(kernel, k, x_in_fp32->data(), m, DecodeFourBit(weight, kernel));
     };
     return multiply(n, operands, executor,
                     [&] { return AddFinite(AddCodes(weight, codes, x.data(), m), make_exact, m); });
   }
   const RowKernel kernel = row_kernel_for(operands.dtype);
-  const Lines<std::uint32_t> x = arranged(arrangement_for(kernel, kernel.arrange_four_bit), operands, k);
+  const Lines<std::uint32_t> x = arranged(arrangement_for(kernel, kernel.decoder.arrange_four_bit), operands, k);
   multiply(n, operands, executor, [&] { return AddDecoded(kernel, k, x.data(), m, DecodeFourBit(weight, kernel)); });
 }
 

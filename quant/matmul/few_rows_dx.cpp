@@ -244,9 +244,9 @@ void multiply_rows_dx(const FourBitRows& weight, const Operands& operands, const
   const auto decode = [&](std::size_t row, Range columns, std::uint32_t* to) {
     std::array<float, strip_columns / min_blocksize> room;
     const std::size_t at = row * k + columns.first;
-    kernel.decode_four_bit(weight.tables(), weight.packed() + at / 2,
-                           weight.absmax(at / blocksize, columns.size / blocksize, room).data(), blocksize,
-                           columns.size, max_added_rows * k / 2, to);
+    kernel.decoder.four_bit(weight.tables(), weight.packed() + at / 2,
+                            weight.absmax(at / blocksize, columns.size / blocksize, room).data(), blocksize,
+                            columns.size, max_added_rows * k / 2, to);
   };
   multiply_dx(n, k, operands, executor, add_decoded(decode, dy, n, m), restore);
 }
@@ -256,7 +256,7 @@ void multiply_rows_dx(const Int8Rows& weight, const Operands& operands, const Ex
   const Lines<std::uint32_t> words = arranged(in_fp32, operands, n);
   const RowKernel kernel = row_kernel_f32();
   const auto decode = [&](std::size_t row, Range columns, std::uint32_t* to) {
-    kernel.decode_int8(weight.codes(row) + columns.first, weight.absmax(row), columns.size, max_added_rows * k, to);
+    kernel.decoder.int8(weight.codes(row) + columns.first, weight.absmax(row), columns.size, max_added_rows * k, to);
   };
   const auto* const dy = reinterpret_cast<const float*>(words.data());
   const auto add_weights = add_decoded(decode, dy, n, operands.m);

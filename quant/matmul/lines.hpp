@@ -2,8 +2,11 @@
 
 #include <hwy/cache_control.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
+
+#include "quant/simd/prefetch.hpp"
 
 namespace nibble::matmul {
 
@@ -33,6 +36,33 @@ struct CacheLines {
     const std::size_t at = count * begin / all;
     return {first + at * line_bytes, count * end / all - at};
   }
+};
+
+/// Lines of some rows, which are asked for into the second cache, a few at a time. They may lie past the end of what is
+/// there.
+class LinesAhead {
+ public:
+  LinesAhead() = default;
+  /// Rows are `stride` bytes apart, and each has the lines that start less than `row_bytes` after it does.
+  LinesAhead(const void* first, std::size_t rows, std::size_t row_bytes, std::size_t stride)
+      : row_(static_cast<const std::byte*>(first)), stride_(stride), row_bytes_(row_bytes) {
+    left_ = rows * ((row_bytes + line_bytes - 1) / line_bytes);
+  }
+
+  [[nodiscard]] std::size_t left() const { return left_; }
+  void ask(std::size_t lines) {
+    for (lines = std::min(lines, left_); lines > 0; --lines, --left_) {
+      prefetch_to_l2(row_ + at_);
+      at_ += line_bytes;
+      if (at_ < row_bytes_) continue;
+      at_ = 0;
+      row_ += stride_;
+    }
+  }
+
+ private:
+  const std::byte* row_ = nullptr;
+  std::size_t stride_ = 0, row_bytes_ = 0, at_ = 0, left_ = 0;
 };
 
 /// Asks for lines from memory.

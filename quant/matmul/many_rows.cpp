@@ -155,7 +155,7 @@ class Tiles {
         if (column + c >= columns.size) {
           std::fill_n(to, words_, 0);
         } else if (!bf16_ || words_ % 16 != 0 ||
-                   !weight_.decode_words(*bf16_, row, depth.first, depth.size, rows_ahead * depth_, to)) {
+                   !weight_.decode_words(bf16_->decoder, row, depth.first, depth.size, rows_ahead * depth_, to)) {
           weight_.prefetch(row + rows_ahead, depth.first, depth.size);
           weight_.decode(row, depth.first, depth.size, numbers.data());
           kernel_.to_words(numbers.data(), depth.size, to);
@@ -173,8 +173,9 @@ class Tiles {
     for (std::size_t p = 0; p < words_; ++p) {
       const std::size_t row = depth.first + p * kernel_.per_word;
       const std::size_t count = std::min(kernel_.per_word, depth.first + depth.size - row);
-      if (count == 2 &&
-          weight_.decode_pairs(kernel_, row, columns, rows_ahead * columns_, panel_.data() + p * width, words_ * width))
+      if (count == 2 && kernel_.decoder &&
+          weight_.decode_pairs(*kernel_.decoder, row, columns, rows_ahead * columns_, panel_.data() + p * width,
+                               words_ * width))
         continue;
       for (std::size_t i = 0; i < count; ++i) {
         weight_.prefetch(row + i + rows_ahead, columns.first, columns.size);

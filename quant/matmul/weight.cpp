@@ -16,6 +16,7 @@
 #include "quant/matmul/lines.hpp"
 #include "quant/matmul/words/row_kernel.hpp"
 #include "quant/matmul/words/tile.hpp"
+#include "quant/simd/prefetch.hpp"
 
 namespace nibble::matmul {
 namespace {
@@ -108,40 +109,41 @@ std::size_t FourBitRows::absmax_of_part(std::size_t first, std::size_t count, st
   return blocksize;
 }
 
-bool FourBitRows::decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
+bool FourBitRows::decode_words(const RowDecoder& decoder, std::size_t row, std::size_t column, std::size_t count,
                                std::size_t ahead, std::uint32_t* words) const {
+  if (count % decoder.multiple != 0) return false;
   std::array<float, max_part / min_blocksize> absmax;
   const std::size_t at = row * k() + column, blocksize = absmax_of_part(at, count, ahead, absmax.data());
   if (blocksize == 0) return false;
-  kernel.decode_four_bit(tables_, packed() + at / 2, absmax.data(), blocksize, count, ahead / 2, words);
+  decoder.four_bit(tables_, packed() + at / 2, absmax.data(), blocksize, count, ahead / 2, words);
   return true;
 }
 
-bool FourBitRows::decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
+bool FourBitRows::decode_pairs(const PairDecoder& decoder, std::size_t row, Range columns, std::size_t ahead,
                                std::uint32_t* panel, std::size_t group_stride) const {
-  if (kernel.pair_four_bit == nullptr || columns.size % kernel.width != 0) return false;
+  if (columns.size % decoder.multiple != 0) return false;
   std::array<float, 2 * max_part / min_blocksize> absmax;
   const std::size_t at = row * k() + columns.first, blocksize = absmax_of_part(at, columns.size, ahead, absmax.data());
-  if (blocksize == 0 || blocksize % kernel.width != 0) return false;
+  if (blocksize == 0 || blocksize % decoder.multiple != 0) return false;
   const std::size_t blocks = columns.size / blocksize;
   if (absmax_of_part(at + k(), columns.size, ahead, absmax.data() + blocks) == 0) return false;
-  kernel.pair_four_bit({.tables = tables_,
-                        .packed = packed() + at / 2,
-                        .packed_stride = k() / 2,
-                        .absmax = absmax.data(),
-                        .absmax_stride = blocks,
-                        .blocksize = blocksize,
-                        .rows = 2,
-                        .n = columns.size,
-                        .ahead = ahead / 2},
-                       panel, group_stride);
+  decoder.four_bit({.tables = tables_,
+                    .packed = packed() + at / 2,
+                    .packed_stride = k() / 2,
+                    .absmax = absmax.data(),
+                    .absmax_stride = blocks,
+                    .blocksize = blocksize,
+                    .rows = 2,
+                    .n = columns.size,
+                    .ahead = ahead / 2},
+                   panel, group_stride);
   return true;
 }
 
 void FourBitRows::prefetch(std::size_t row, std::size_t column, std::size_t count) const {
   const std::size_t first = row * k() + column;
-  matmul::prefetch({reinterpret_cast<const std::byte*>(packed() + first / 2), ceil_div(count / 2, line_bytes)});
-  if (has_nested_absmax()) hwy::Prefetch(weight_.absmax_codes.data() + first / weight_.blocksize);
+  for (std::size_t i = 0; i < count / 2; i += line_bytes) prefetch_to_l2(packed() + first / 2 + i);
+  if (has_nested_absmax()) prefetch_to_l2(weight_.absmax_codes.data() + first / weight_.blocksize);
 }
 
 Int8Rows::Int8Rows(const Int8Weight& weight) : Weight(weight.n, weight.k), weight_(weight) {
@@ -153,23 +155,23 @@ void Int8Rows::decode(std::size_t row, std::size_t column, std::size_t count, fl
   int8::decode_row({codes(row) + column, count}, absmax(row), {out, count});
 }
 
-bool Int8Rows::decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
+bool Int8Rows::decode_words(const RowDecoder& decoder, std::size_t row, std::size_t column, std::size_t count,
                             std::size_t ahead, std::uint32_t* words) const {
-  if (count % 32 != 0) return false;
-  kernel.decode_int8(codes(row) + column, absmax(row), count, ahead, words);
+  if (count % decoder.multiple != 0) return false;
+  decoder.int8(codes(row) + column, absmax(row), count, ahead, words);
   return true;
 }
 
-bool Int8Rows::decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
+bool Int8Rows::decode_pairs(const PairDecoder& decoder, std::size_t row, Range columns, std::size_t ahead,
                             std::uint32_t* panel, std::size_t group_stride) const {
-  if (kernel.pair_int8 == nullptr || columns.size % kernel.width != 0) return false;
-  kernel.pair_int8({codes(row) + columns.first, codes(row + 1) + columns.first, absmax(row), absmax(row + 1), ahead},
-                   columns.size, panel, group_stride);
+  if (columns.size % decoder.multiple != 0) return false;
+  decoder.int8({codes(row) + columns.first, codes(row + 1) + columns.first, absmax(row), absmax(row + 1), ahead},
+               columns.size, panel, group_stride);
   return true;
 }
 
 void Int8Rows::prefetch(std::size_t row, std::size_t column, std::size_t count) const {
-  matmul::prefetch({reinterpret_cast<const std::byte*>(codes(row) + column), ceil_div(count, line_bytes)});
+  for (std::size_t i = 0; i < count; i += line_bytes) prefetch_to_l2(codes(row) + column + i);
 }
 
 }  // namespace nibble::matmul

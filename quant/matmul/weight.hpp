@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "nibble/matmul.hpp"
+#include "nibble/nested.hpp"
 #include "quant/codecs/nested_table.hpp"
 #include "quant/matmul/range.hpp"
 
@@ -12,8 +13,8 @@ struct FourBitTables;
 
 namespace nibble::matmul {
 
-struct RowKernel;
-struct TileKernel;
+struct PairDecoder;
+struct RowDecoder;
 
 /// A weight [n, k], whatever it is stored as.
 class Weight {
@@ -23,9 +24,9 @@ class Weight {
   /// W[row][column], ..., W[row][column + count - 1]. Thread-safe.
   virtual void decode(std::size_t row, std::size_t column, std::size_t count, float* out) const = 0;
 
-  /// The same in the words of a kernel; false, and nothing is written, if it cannot decode that part. count <=
-  /// max_part. The codes `ahead` weights later are asked for from memory.
-  [[nodiscard]] virtual bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column,
+  /// The same in words; false, and nothing is written, if the decoder cannot decode that part. count <= max_part. The
+  /// codes `ahead` weights later are asked for from memory.
+  [[nodiscard]] virtual bool decode_words(const RowDecoder& decoder, std::size_t row, std::size_t column,
                                           std::size_t count, std::size_t ahead, std::uint32_t* words) const = 0;
 
   /// Asks for the codes of that part from memory; it may lie past the end of the weight.
@@ -33,9 +34,9 @@ class Weight {
 
   static constexpr std::size_t max_part = 512;
 
-  /// W[row][column + c] and W[row + 1][column + c] as words of a panel of the kernel, in which groups are group_stride
+  /// W[row][column + c] and W[row + 1][column + c] as words of a panel, in which groups are group_stride
   /// words apart; false as above.
-  [[nodiscard]] virtual bool decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
+  [[nodiscard]] virtual bool decode_pairs(const PairDecoder& decoder, std::size_t row, Range columns, std::size_t ahead,
                                           std::uint32_t* panel, std::size_t group_stride) const = 0;
 
   [[nodiscard]] std::size_t n() const noexcept { return n_; }
@@ -54,15 +55,23 @@ class FourBitRows final : public Weight {
   explicit FourBitRows(const FourBitWeight& weight);
 
   void decode(std::size_t row, std::size_t column, std::size_t count, float* out) const override;
-  [[nodiscard]] bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
+  [[nodiscard]] bool decode_words(const RowDecoder& decoder, std::size_t row, std::size_t column, std::size_t count,
                                   std::size_t ahead, std::uint32_t* words) const override;
 
-  [[nodiscard]] bool decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
+  [[nodiscard]] bool decode_pairs(const PairDecoder& decoder, std::size_t row, Range columns, std::size_t ahead,
                                   std::uint32_t* panel, std::size_t group_stride) const override;
   void prefetch(std::size_t row, std::size_t column, std::size_t count) const override;
 
   /// The absmax of blocks [first, first + count): where they are, or written to `room`.
   std::span<const float> absmax(std::size_t first, std::size_t count, std::span<float> room) const;
+
+  /// That of one block. Faster than absmax() for a few of them.
+  [[nodiscard]] float absmax(std::size_t block) const noexcept {
+    if (!has_nested_absmax()) return weight_.absmax[block];
+    const float scaled =
+        weight_.nested_codebook[weight_.absmax_codes[block]] * weight_.nested_absmax[block / nested::blocksize];
+    return scaled + weight_.nested_offset;
+  }
 
   [[nodiscard]] bool has_nested_absmax() const noexcept { return !weight_.absmax_codes.empty(); }
   [[nodiscard]] bool rows_have_whole_blocks() const noexcept { return k() % weight_.blocksize == 0; }
@@ -86,10 +95,10 @@ class Int8Rows final : public Weight {
   explicit Int8Rows(const Int8Weight& weight);
 
   void decode(std::size_t row, std::size_t column, std::size_t count, float* out) const override;
-  [[nodiscard]] bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
+  [[nodiscard]] bool decode_words(const RowDecoder& decoder, std::size_t row, std::size_t column, std::size_t count,
                                   std::size_t ahead, std::uint32_t* words) const override;
 
-  [[nodiscard]] bool decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
+  [[nodiscard]] bool decode_pairs(const PairDecoder& decoder, std::size_t row, Range columns, std::size_t ahead,
                                   std::uint32_t* panel, std::size_t group_stride) const override;
   void prefetch(std::size_t row, std::size_t column, std::size_t count) const override;
 

@@ -48,7 +48,7 @@ class Sums {
     add_products(codebook, hn::And(codes, low_bits), x, odd_ + 2 * half);
   }
 
-  // Adds them, times `unit`, to sums in the order of RowKernel::arrange_four_bit().
+  // Adds them, times `unit`, to sums in the order of RowDecoder::arrange_four_bit().
   HWY_INLINE void add_to(float* HWY_RESTRICT sums, float unit) const {
     const D d;
     const auto of_one = hn::Set(d, unit);

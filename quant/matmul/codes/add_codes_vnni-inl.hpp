@@ -19,7 +19,7 @@ struct FourVectors {
 
 inline constexpr std::size_t lanes = 16, columns = 128;
 
-// The sums of a row are in the order of RowKernel::arrange_four_bit(): of 32 columns, the even ones come first.
+// The sums of a row are in the order of RowDecoder::arrange_four_bit(): of 32 columns, the even ones come first.
 template <class PairValues>
 NIBBLE_CODES_TARGET void add(const CodeRows& weights, const Int16Factors& factors, float* __restrict sums) {
   const PairValues values(weights.tables.int16_codebook);

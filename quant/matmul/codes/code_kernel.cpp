@@ -234,7 +234,7 @@ HWY_EXPORT(most_rows);
 HWY_EXPORT(most_rows_to_add);
 
 CodeKernel code_kernel_f32() {
-  return {{in_fp32.words_of_64, in_fp32.from, row_kernel_f32().arrange_four_bit},
+  return {{in_fp32.words_of_64, in_fp32.from, row_kernel_f32().decoder.arrange_four_bit},
           HWY_DYNAMIC_DISPATCH(most_rows)(),
           min_blocksize,
           min_blocksize,

@@ -52,7 +52,7 @@ struct CodeKernel {
 [[nodiscard]] std::size_t max_m_of_add_code_rows();
 
 /// sums[i][c] += x[i][0] * weights[0][c] + x[i][1] * weights[1][c] + ... in fp32, for i < m, which is at most
-/// max_m_of_add_code_rows(). The sums of a row are in the order of RowKernel::arrange_four_bit(). Strides are in
+/// max_m_of_add_code_rows(). The sums of a row are in the order of RowDecoder::arrange_four_bit(). Strides are in
 /// numbers.
 void add_code_rows(const CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums,
                    std::size_t sums_stride);

@@ -176,8 +176,9 @@ HWY_EXPORT(restore);
 HWY_EXPORT(add_rows);
 
 RowKernel row_kernel_f32() {
-  return {1, HWY_DYNAMIC_DISPATCH(decode_four_bit), HWY_DYNAMIC_DISPATCH(decode_int8),
-          HWY_DYNAMIC_DISPATCH(arrange_four_bit), HWY_DYNAMIC_DISPATCH(multiply_words)};
+  const RowDecoder decoder{HWY_DYNAMIC_DISPATCH(decode_four_bit), HWY_DYNAMIC_DISPATCH(decode_int8),
+                           HWY_DYNAMIC_DISPATCH(arrange_four_bit)};
+  return {1, decoder, HWY_DYNAMIC_DISPATCH(multiply_words)};
 }
 
 void restore_four_bit(const float* arranged, std::size_t n, float* numbers) {

@@ -85,7 +85,7 @@ namespace nibble::matmul {
 std::optional<RowKernel> row_kernel_bf16() {
   if (!has_avx512_bf16()) return std::nullopt;
   using namespace rows_in_bf16;
-  return RowKernel{2, decode_four_bit, decode_int8, nullptr, multiply};
+  return RowKernel{2, {decode_four_bit, decode_int8, nullptr}, multiply};
 }
 
 }  // namespace nibble::matmul

@@ -110,8 +110,7 @@ void copy_first(const float* first, const float*, std::size_t columns, std::uint
 }  // namespace
 
 TileKernel tile_f32() {
-  return {
-      HWY_DYNAMIC_DISPATCH(width_of_target)(), 1, HWY_DYNAMIC_DISPATCH(multiply), copy, copy_first, nullptr, nullptr};
+  return {HWY_DYNAMIC_DISPATCH(width_of_target)(), 1, HWY_DYNAMIC_DISPATCH(multiply), copy, copy_first, {}};
 }
 
 void transpose_four(const std::uint32_t* rows, std::size_t words, std::uint32_t* panel, std::size_t stride) {

@@ -16,6 +16,16 @@ struct Int8Pair {
   std::size_t ahead;
 };
 
+/// Decodes pairs of rows of a weight, 2 or a multiple of it, into words of two bf16 numbers, of which the first row has
+/// the lower one, for a multiple of `multiple` columns. Columns are in groups of a panel, as in a TileKernel: a group
+/// is group_stride words after the one before.
+struct PairDecoder {
+  std::size_t multiple;  ///< of columns, and of blocks
+
+  void (*four_bit)(const CodeRows& weights, std::uint32_t* panel, std::size_t group_stride);
+  void (*int8)(const Int8Pair& weights, std::size_t columns, std::uint32_t* panel, std::size_t group_stride);
+};
+
 /// A product of tiles that fit the caches, and the layout that it needs.
 ///
 /// Both operands consist of 32-bit words along the depth, the dimension that is summed over: a word is an fp32 number,
@@ -37,10 +47,7 @@ struct TileKernel {
   /// Numbers of one depth (or two, if a word has two) side by side, to one word for each column. `second` may be null.
   void (*side_by_side)(const float* first, const float* second, std::size_t columns, std::uint32_t* words);
 
-  /// The same of weights of two rows, for a multiple of `width` columns. A group is group_stride words after the one
-  /// before. Blocks have to be a multiple of `width`, too. Null for fp32.
-  void (*pair_four_bit)(const CodeRows& weights, std::uint32_t* panel, std::size_t group_stride);
-  void (*pair_int8)(const Int8Pair& weights, std::size_t columns, std::uint32_t* panel, std::size_t group_stride);
+  std::optional<PairDecoder> decoder;  ///< of weights, into a panel; none for fp32
 };
 
 /// Multiplies fp32 numbers, with the best instructions of the CPU target.

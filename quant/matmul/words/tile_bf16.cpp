@@ -148,7 +148,7 @@ namespace nibble::matmul {
 std::optional<TileKernel> tile_bf16() {
   if (!has_avx512_bf16()) return std::nullopt;
   using namespace tiles_in_bf16;
-  return TileKernel{width, 2, multiply, to_words, side_by_side, pair_four_bit, pair_int8};
+  return TileKernel{width, 2, multiply, to_words, side_by_side, PairDecoder{width, pair_four_bit, pair_int8}};
 }
 
 namespace {

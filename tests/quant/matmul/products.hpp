@@ -13,10 +13,12 @@
 
 #include "nibble/matmul.hpp"
 #include "nibble/nested.hpp"
+#include "quant/matmul/amx/amx_kernel.hpp"
 #include "quant/matmul/codes/code_kernel.hpp"
 #include "quant/matmul/words/tile.hpp"
 #include "quant/simd/widen.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
+#include "tests/quant/matmul/amx/emulated.hpp"
 #include "tests/quant/matmul/reference.hpp"
 
 namespace nibble::matmul::products {
@@ -149,7 +151,8 @@ template <class Weight> struct Case {
   [[nodiscard]] double least_error(const Doubles& y, const Doubles& w) const {
     double least = error(y, w);
     if (dtype != DType::bf16) return least;
-    if (prefers_bf16()) least = std::min(least, without_subnormals().error(y, reference::rounded_to_bf16(w)));
+    if (prefers_bf16() || amx_kernel())
+      least = std::min(least, without_subnormals().error(y, reference::rounded_to_bf16(w)));
     if (code_kernel_int16() || code_kernel_vnni())
       least = std::min(least, error(y, reference::rounded_to_int16(weight)));
     if (dx && m == 1 && multiplies_dx_in_integers()) {
@@ -161,14 +164,21 @@ template <class Weight> struct Case {
   }
 };
 
-// On every CPU target and, where there is a choice between bf16 and fp32, with both.
+// On every CPU target: without AMX tiles, where there is a choice both in bf16 and in fp32, and with AMX tiles.
 template <class F> void for_each_target(F&& f) {
   test::for_each_target([&](const std::string& target) {
+    replace_amx_kernel(std::optional<AmxKernel>());
     f(target);
-    if (!tile_bf16()) return;
-    prefer_bf16(!prefers_bf16());
-    f(target + (prefers_bf16() ? " in bf16" : " in fp32"));
-    prefer_bf16({});
+    if (tile_bf16()) {
+      prefer_bf16(!prefers_bf16());
+      f(target + (prefers_bf16() ? " in bf16" : " in fp32"));
+      prefer_bf16({});
+    }
+    replace_amx_kernel({});
+    const bool has_tiles = amx_kernel().has_value();
+    if (!has_tiles) replace_amx_kernel(emulated::kernel());
+    f(target + (has_tiles ? " with AMX tiles" : " with emulated AMX tiles"));
+    replace_amx_kernel({});
   });
 }
 

@@ -25,9 +25,10 @@ TEST(RowKernel, DecodesFourBitWeightsInTheOrderOfX) {
       const Codes codes(1, 3 * blocksize, blocksize, 7);
       const std::size_t n = codes.weights.columns;
       const Lines<std::uint32_t> decoded(n / kernel.per_word);
-      kernel.decode_four_bit(codes.tables, codes.packed.data(), codes.absmax.data(), blocksize, n, 0, decoded.data());
+      kernel.decoder.four_bit(codes.tables, codes.packed.data(), codes.absmax.data(), blocksize, n, 0, decoded.data());
       Lines<std::uint32_t> expected = exact::words(kernel.per_word, codes.weights);
-      if (kernel.arrange_four_bit != nullptr) kernel.arrange_four_bit(codes.weights.values.data(), n, expected.data());
+      if (kernel.decoder.arrange_four_bit != nullptr)
+        kernel.decoder.arrange_four_bit(codes.weights.values.data(), n, expected.data());
       for (std::size_t i = 0; i < n / kernel.per_word; ++i)
         ASSERT_EQ(decoded.data()[i], expected.data()[i]) << what << ", word " << i << ", blocksize " << blocksize;
     }
@@ -38,7 +39,7 @@ TEST(RowKernel, RestoresWhatItArranged) {
   test::for_each_target([](const std::string& target) {
     const Matrix x = exact::integers(1, 96, 3);
     Lines<std::uint32_t> arranged(96);
-    row_kernel_f32().arrange_four_bit(x.values.data(), 96, arranged.data());
+    row_kernel_f32().decoder.arrange_four_bit(x.values.data(), 96, arranged.data());
     std::vector<float> restored(96);
     restore_four_bit(reinterpret_cast<const float*>(arranged.data()), 96, restored.data());
     EXPECT_EQ(restored, x.values) << target;
@@ -50,7 +51,7 @@ TEST(RowKernel, DecodesInt8WeightsByTheirFormula) {
     std::vector<std::int8_t> codes(96);
     for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::int8_t>(static_cast<int>(i) * 5 - 127);
     const Lines<std::uint32_t> decoded(codes.size() / kernel.per_word);
-    kernel.decode_int8(codes.data(), 0.75f, codes.size(), 0, decoded.data());
+    kernel.decoder.int8(codes.data(), 0.75f, codes.size(), 0, decoded.data());
     const auto weight = [&](std::size_t i) { return static_cast<float>(codes[i]) * 0.75f * (1.0f / 127); };
     for (std::size_t i = 0; i < codes.size(); i += kernel.per_word)
       ASSERT_EQ(decoded.data()[i / kernel.per_word],

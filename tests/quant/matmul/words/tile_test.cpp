@@ -75,12 +75,12 @@ TEST(Tile, NumbersBecomeWords) {
 
 TEST(Tile, PairsOfFourBitRowsGoIntoAPanel) {
   for_each_tile_kernel([](const TileKernel& kernel, const std::string& what) {
-    if (kernel.pair_four_bit == nullptr) return;
+    if (!kernel.decoder) return;
     for (std::size_t blocksize = kernel.width; blocksize <= 4 * kernel.width; blocksize *= 2) {
       const Codes codes(2, 4 * kernel.width, blocksize, 7);
       const std::size_t columns = codes.weights.columns, group_stride = 3 * kernel.width;
       Lines<std::uint32_t> panel(columns * 3);
-      kernel.pair_four_bit(codes.rows(), panel.data(), group_stride);
+      kernel.decoder->four_bit(codes.rows(), panel.data(), group_stride);
       for (std::size_t c = 0; c < columns; ++c)
         ASSERT_EQ(panel.data()[c / kernel.width * group_stride + c % kernel.width],
                   exact::word(2, codes.weights(0, c), codes.weights(1, c)))
@@ -91,12 +91,12 @@ TEST(Tile, PairsOfFourBitRowsGoIntoAPanel) {
 
 TEST(Tile, PairsOfInt8RowsGoIntoAPanel) {
   for_each_tile_kernel([](const TileKernel& kernel, const std::string& what) {
-    if (kernel.pair_int8 == nullptr) return;
+    if (!kernel.decoder) return;
     const std::size_t columns = 2 * kernel.width, group_stride = 3 * kernel.width;
     std::vector<std::int8_t> codes(2 * columns);
     for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::int8_t>(static_cast<int>(i) % 255 - 127);
     Lines<std::uint32_t> panel(2 * group_stride);
-    kernel.pair_int8({codes.data(), codes.data() + columns, 0.75f, 3.0f, 0}, columns, panel.data(), group_stride);
+    kernel.decoder->int8({codes.data(), codes.data() + columns, 0.75f, 3.0f, 0}, columns, panel.data(), group_stride);
     for (std::size_t c = 0; c < columns; ++c)
       ASSERT_EQ(panel.data()[c / kernel.width * group_stride + c % kernel.width],
                 exact::word(2, static_cast<float>(codes[c]) * 0.75f * (1.0f / 127),

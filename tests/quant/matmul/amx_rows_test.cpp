@@ -1,0 +1,119 @@
+#include "quant/matmul/amx_rows.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+
+#include "quant/matmul/amx/amx_weight.hpp"
+#include "tests/quant/matmul/products.hpp"
+
+namespace nibble::matmul {
+namespace {
+
+using products::Case;
+using products::expect_product;
+using products::FourBit;
+using products::Int8;
+using test::Bytes;
+
+// Calls of an emulated kernel while it takes the place of the processor's.
+struct Calls {
+  static inline std::atomic<int> begun, ended, multiplied;
+
+  Calls() {
+    begun = ended = multiplied = 0;
+    AmxKernel kernel = emulated::kernel();
+    kernel.begin = [] { ++begun; };
+    kernel.end = [] { ++ended; };
+    kernel.multiply = [](const AmxOperands& operands, bool is_first, float* sums, std::size_t stride,
+                         LinesAhead& ahead) {
+      EXPECT_GT(begun, ended);
+      ++multiplied;
+      emulated::multiply(operands, is_first, sums, stride, ahead);
+    };
+    replace_amx_kernel(kernel);
+  }
+  ~Calls() { replace_amx_kernel({}); }
+  Calls(const Calls&) = delete;
+  Calls& operator=(const Calls&) = delete;
+};
+
+template <class Weight> bool uses_tiles(const Weight& weight, DType dtype, std::size_t m, bool dx) {
+  const Calls calls;
+  (void)Case<Weight>(weight, dtype, m, dx).run();
+  EXPECT_EQ(Calls::begun, Calls::ended);
+  return Calls::multiplied > 0;
+}
+
+TEST(AmxRows, AreMoreThanAFewInBf16) {
+  const FourBit four_bit(96, 128, 64, Codebook::nf4, true);
+  const Int8 int8(96, 128);
+  for (const bool dx : {false, true}) {
+    EXPECT_FALSE(uses_tiles(four_bit.weight, DType::bf16, 4, dx));
+    EXPECT_TRUE(uses_tiles(four_bit.weight, DType::bf16, 5, dx));
+    EXPECT_FALSE(uses_tiles(int8.weight, DType::bf16, 7, dx));
+    EXPECT_TRUE(uses_tiles(int8.weight, DType::bf16, 8, dx));
+    for (const DType dtype : {DType::f32, DType::f16}) {
+      EXPECT_FALSE(uses_tiles(four_bit.weight, dtype, 40, dx));
+      EXPECT_FALSE(uses_tiles(int8.weight, dtype, 40, dx));
+    }
+  }
+}
+
+// That of all rows of a task is decoded at once.
+TEST(AmxRows, NestedAbsmaxOfARowFitsMemory) {
+  const std::size_t k = (AmxFourBit::max_nested_blocks_of_row + 1) * 32;
+  for (const bool nested : {false, true}) {
+    EXPECT_EQ(uses_tiles(FourBit(2, k, 32, Codebook::nf4, nested).weight, DType::bf16, 5, false), !nested);
+    EXPECT_TRUE(uses_tiles(FourBit(2, k - 32, 32, Codebook::nf4, nested).weight, DType::bf16, 5, false));
+  }
+}
+
+// Around 16 rows of a tile, strips of 64 and 128 columns, 256 and 512 columns of a task, parts of 128 and 256 of the
+// depth, and 512 rows; with parts that no decoder takes.
+TEST(AmxRows, ProductsAreRight) {
+  constexpr struct {
+    std::size_t m, n, k;
+  } shapes[] = {{8, 64, 64}, {17, 130, 320}, {33, 300, 96}, {8, 520, 192}, {9, 100, 576}, {514, 40, 70}, {40, 33, 31}};
+  for (const auto& [m, n, k] : shapes) {
+    for (const std::size_t blocksize : {32u, 64u})
+      expect_product(FourBit(n, k, blocksize, Codebook::fp4, blocksize == 64).weight, m, "FP4");
+    expect_product(Int8(n, k).weight, m, "int8");
+  }
+}
+
+// What an element is does not depend on the other rows, which is not so for other loops.
+TEST(AmxRows, RowsDoNotDependOnEachOther) {
+  const FourBit four_bit(200, 320, 64, Codebook::nf4, true);
+  for (const bool dx : {false, true}) {
+    const Calls calls;
+    const Case<FourBitWeight> many(four_bit.weight, DType::bf16, 40, dx);
+    Case<FourBitWeight> few = many;
+    few.m = 7;
+    few.x.resize(7 * few.depth() * 2);
+    Bytes y = many.run();
+    y.resize(7 * few.columns() * 2);
+    EXPECT_EQ(few.run(), y) << (dx ? "dx" : "y");
+  }
+}
+
+// Bit for bit, with the decoders of the processor.
+TEST(AmxRows, TheProcessorMultipliesAsTheEmulation) {
+  if (!amx_kernel()) GTEST_SKIP() << "this processor has no AMX tiles, or the system does not permit them";
+  const FourBit four_bit(200, 320, 64, Codebook::nf4, true);
+  const Int8 int8(200, 320);
+  const auto check = [](const auto& product) {
+    const Bytes of_processor = product.run();
+    const Calls calls;
+    EXPECT_EQ(product.run(), of_processor);
+  };
+  for (const bool dx : {false, true})
+    for (const std::size_t m : {8u, 70u}) {
+      check(Case<FourBitWeight>(four_bit.weight, DType::bf16, m, dx));
+      check(Case<Int8Weight>(int8.weight, DType::bf16, m, dx));
+    }
+}
+
+}  // namespace
+}  // namespace nibble::matmul
