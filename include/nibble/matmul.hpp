@@ -18,13 +18,14 @@
 ///   codebook[code] * absmax   or   (code * absmax) * (1 / 127)
 ///
 /// in fp32. If x is in bf16 and the processor takes less time to multiply bf16 (AVX512_BF16 of AMD), the weights are
-/// rounded to bf16, as those of a layer in bf16 are, except int8 weights times up to 4 rows, and for dx of few rows.
-/// With AMX tiles of bf16, they are for 5 rows or more, and int8 weights for 8 or more. Other x86 processors multiply
-/// few rows in bf16 in integers, without AVX-512 or with AVX512_VNNI: values of the codebook are off by 2^-14.5 of the
-/// largest at most, and numbers of x by 2^-9 of the geometric mean of 64. All x86 processors without AVX-512, and those
-/// with AVX512_VNNI and AVX512_VBMI, multiply dx of one row in bf16 in integers, if blocks have at least 64 weights:
-/// products of dy and absmax are off by 2^-9 of the geometric mean of eight at most. NaN and infinities spread as the
-/// formula says.
+/// rounded to bf16, as those of a layer in bf16 are, except int8 weights times up to 4 rows, and for dx of few rows. A
+/// processor with AMX tiles of bf16 multiplies weights rounded to bf16 from 5 rows on, and int8 weights from 8 rows on,
+/// and takes subnormal numbers as 0; not so if a row has more than 2048 blocks whose absmax is nested. Other x86
+/// processors multiply few rows in bf16 in integers, without AVX-512 or with AVX512_VNNI: values of the codebook are
+/// off by 2^-14.5 of the largest at most, and numbers of x by 2^-9 of the geometric mean of 64. All x86 processors
+/// without AVX-512, and those with AVX512_VNNI and AVX512_VBMI, multiply dx of one row in bf16 in integers, if blocks
+/// have at least 64 weights: products of dy and absmax are off by 2^-9 of the geometric mean of eight at most. NaN and
+/// infinities spread as the formula says.
 ///
 /// The bytes of a result do not depend on the number of threads or on which thread computes what. They do depend on the
 /// instructions of the processor, on the CPU target and on m.

@@ -35,7 +35,7 @@ constexpr std::size_t max_amx_strip = 128;
 // With 512 rows, 256 columns and parts of 256, the numbers of x take 256 KiB and the sums 512 KiB: they fit L2, and x
 // is read from there once for every strip. A strip of y has 32 KiB, and fits L1. A strip of dx has whole cache lines of
 // the rows of the weight. With few rows, sums are small. Their tasks are narrow for y, so that rows of the weight are
-// read one after the other, and wide for dx, so that longer parts of them are.
+// read one after the other. For dx they are wide, so that long parts of each row are read.
 AmxSizes amx_sizes_for(std::size_t m, bool transposed) {
   const bool are_few = m <= 32;
   if (transposed) return {are_few ? 64u : 256u, 64, 256};
@@ -89,9 +89,7 @@ template <class Decoder> class AmxColumns {
     const Range depth = depth_.of(part);
     LinesAhead ahead = after_left(first, strip.size, part);
     const std::size_t lines_of_row = ceil_div(ahead.left(), 2 * rows);
-    const std::size_t decoded =
-        depth.size == 2 * words && decoder_.rows(strip, depth, ahead, lines_of_row, panel_.data(), words) ? strip.size
-                                                                                                          : 0;
+    const std::size_t decoded = decoder_.rows(strip, depth, ahead, lines_of_row, panel_.data(), words) ? strip.size : 0;
     for (std::size_t r = decoded; r < rows; ++r) {
       std::array<std::uint16_t, DepthParts::max_part> numbers{};
       if (r < strip.size) decode(strip.first + r, depth, numbers);

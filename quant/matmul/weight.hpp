@@ -65,7 +65,7 @@ class FourBitRows final : public Weight {
   /// The absmax of blocks [first, first + count): where they are, or written to `room`.
   std::span<const float> absmax(std::size_t first, std::size_t count, std::span<float> room) const;
 
-  /// That of one block. Faster than absmax() for a few of them.
+  /// The absmax of one block. For a few blocks, it takes less time than the function above.
   [[nodiscard]] float absmax(std::size_t block) const noexcept {
     if (!has_nested_absmax()) return weight_.absmax[block];
     const float scaled =

@@ -17,7 +17,7 @@ inline constexpr std::size_t rows = 16, row_bytes = 64;
 
 /// Gives all tiles their size, on this thread, and sets them to 0.
 void configure();
-/// Has to follow, so that the system need not save tiles any more.
+/// Has to be called after the last product, so that the system need not save tiles any more.
 inline void release() { __asm__ volatile("tilerelease"); }
 
 template <int tile> __attribute__((always_inline)) inline void zero() {

@@ -35,7 +35,7 @@ __attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512i table_of(__m512
                                                        _mm512_mul_ps(codebook, _mm512_set1_ps(first))));
 }
 
-// Of codes shifted to bits 1 to 4, and what tells a byte and a block.
+// Looks up weights. Bits 1 to 4 of `shifted` are a code, and `others` has the bits that choose the byte and the block.
 __attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512i look_up(__m512i shifted, __m512i others,
                                                                          __m512i table) {
   const __m512i index = _mm512_ternarylogic_epi32(shifted, _mm512_set1_epi8(0x1E), others, 0xEA);  // (a & b) | c
@@ -89,11 +89,11 @@ NIBBLE_AVX512_BF16 void arrange(const void* x, std::size_t n, std::uint32_t* wor
 
 constexpr std::size_t columns_at_once = 32;
 
-// Columns are in their usual order: codes are in the upper or lower four bits of a byte in turns, so words are rotated
-// by turns.
+// Columns are in their usual order. The code of an even column is in the upper four bits of a byte, and that of an odd
+// one in the lower, so the words of columns are rotated by 3 and by 31 bits in turns.
 NIBBLE_AVX512_BF16 void decode_pairs(const CodeRows& weights, LinesAhead& ahead, std::uint32_t* panel,
                                      std::size_t group_stride) {
-  // Of 16 columns, from 16 bytes of the first row and 16 of the second.
+  // These take the codes of 16 columns from 16 bytes of the first row and 16 bytes of the second.
   static constexpr Bytes first_columns = bytes_of([](std::size_t i) { return i / 8 + i % 4 / 2 * 16; });
   static constexpr Bytes next_columns = bytes_of([](std::size_t i) { return 8 + i / 8 + i % 4 / 2 * 16; });
   static constexpr Bytes byte_and_row = bytes_of([](std::size_t i) { return i % 2 + i % 4 / 2 * 32; });

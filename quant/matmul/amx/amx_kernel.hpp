@@ -25,8 +25,8 @@ struct AmxOperands {
   std::size_t words;         ///< along the depth, a multiple of amx_words
 };
 
-/// As PairDecoder, for groups of amx_words columns and any even number of rows. Half of the lines are asked for
-/// meanwhile.
+/// As PairDecoder, for groups of amx_words columns, but four_bit() takes any even number of rows, and asks for half of
+/// the lines meanwhile. Neither of the two asks for the codes `ahead` bytes later.
 struct AmxPairDecoder {
   std::size_t multiple;  ///< of columns, and of blocks
   void (*four_bit)(const CodeRows& weights, LinesAhead& ahead, std::uint32_t* panel, std::size_t group_stride);
@@ -45,7 +45,7 @@ struct AmxKernel {
   /// TDPBF16PS). The lines that are left are asked for meanwhile.
   void (*multiply)(const AmxOperands& operands, bool is_first, float* sums, std::size_t sums_stride, LinesAhead& ahead);
 
-  RowDecoder rows;
+  RowDecoder rows;  ///< of whole groups of 64 numbers
   AmxPairDecoder pairs;
 };
 

@@ -21,7 +21,8 @@ class AmxFourBit {
 
   /// Has to be called before rows(), which takes rows of these.
   void start_rows(Range rows);
-  /// Row r of `rows` is written to to + r * stride. So many lines are asked for with each.
+  /// Row r of `rows` is written to to + r * stride. Before each row is decoded, lines_of_row lines
+  /// are asked for.
   [[nodiscard]] bool rows(Range rows, Range depth, LinesAhead& ahead, std::size_t lines_of_row, std::uint32_t* to,
                           std::size_t stride) const;
 

@@ -16,7 +16,7 @@ struct Int8Pair {
   std::size_t ahead;
 };
 
-/// Decodes pairs of rows of a weight, 2 or a multiple of it, into words of two bf16 numbers, of which the first row has
+/// Decodes two rows of a weight into words of two bf16 numbers, of which the first row has
 /// the lower one, for a multiple of `multiple` columns. Columns are in groups of a panel, as in a TileKernel: a group
 /// is group_stride words after the one before.
 struct PairDecoder {

@@ -61,7 +61,7 @@ TEST(AmxRows, AreMoreThanAFewInBf16) {
   }
 }
 
-// That of all rows of a task is decoded at once.
+// The absmax of all rows of a task is decoded at once.
 TEST(AmxRows, NestedAbsmaxOfARowFitsMemory) {
   const std::size_t k = (AmxFourBit::max_nested_blocks_of_row + 1) * 32;
   for (const bool nested : {false, true}) {
@@ -83,7 +83,26 @@ TEST(AmxRows, ProductsAreRight) {
   }
 }
 
-// What an element is does not depend on the other rows, which is not so for other loops.
+// A block may be longer than a strip of columns, a part of the depth, or both.
+TEST(AmxRows, BlocksMayBeLong) {
+  constexpr struct { std::size_t k, blocksize; } shapes[] = {{384, 128}, {512, 256}, {1024, 512}, {2048, 2048}};
+  for (const auto& [k, blocksize] : shapes)
+    for (const std::size_t m : {8u, 40u})
+      expect_product(FourBit(64, k, blocksize, Codebook::nf4, blocksize == 512).weight, m,
+                     "blocksize " + std::to_string(blocksize));
+}
+
+// With k = 96, half of the last words of a row of the weight are 0, whatever the strip before had there.
+TEST(AmxRows, InfinitiesStayInTheirColumns) {
+  Int8 int8(128, 96);
+  int8.absmax[3] = products::infinity;
+  for (const std::size_t m : {8u, 40u}) {
+    const Case<Int8Weight> product(int8.weight, DType::bf16, m, false);
+    products::expect_kinds(product, "an infinite absmax");
+  }
+}
+
+// Here, other rows do not change the bytes of a row. In other loops they do.
 TEST(AmxRows, RowsDoNotDependOnEachOther) {
   const FourBit four_bit(200, 320, 64, Codebook::nf4, true);
   for (const bool dx : {false, true}) {
