@@ -5,12 +5,16 @@
 
 namespace nibble::matmul {
 
-/// Whether a product is multiplied in AMX tiles: more than a few rows in bf16, where the processor has such tiles.
-[[nodiscard]] bool are_amx_rows(const FourBitRows& weight, const Operands& operands);
-[[nodiscard]] bool are_amx_rows(const Int8Rows& weight, const Operands& operands);
+/// Whether a product is multiplied in AMX tiles where the processor has them: y = x * transposed(weight) + bias, or
+/// dx = dy * weight.
+[[nodiscard]] bool are_amx_rows(const FourBitRows& weight, bool transposed, const Operands& operands);
+[[nodiscard]] bool are_amx_rows(const Int8Rows& weight, bool transposed, const Operands& operands);
 
-/// y = x * transposed(weight) + bias, or dx = dy * weight, in AMX tiles.
-void multiply_amx(const FourBitRows& weight, bool transposed, const Operands& operands, const Executor& executor);
-void multiply_amx(const Int8Rows& weight, bool transposed, const Operands& operands, const Executor& executor);
+/// The product in AMX tiles. False if a number of it is not finite and might be another infinity or NaN than the
+/// formula has; then it has to be computed in another way, and some of it may already have been written.
+[[nodiscard]] bool multiply_amx(const FourBitRows& weight, bool transposed, const Operands& operands,
+                                const Executor& executor);
+[[nodiscard]] bool multiply_amx(const Int8Rows& weight, bool transposed, const Operands& operands,
+                                const Executor& executor);
 
 }  // namespace nibble::matmul

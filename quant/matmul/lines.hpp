@@ -38,8 +38,8 @@ struct CacheLines {
   }
 };
 
-/// Lines of some rows, which are asked for into the second cache, a few at a time. They may lie past the end of what is
-/// there.
+/// Lines that are asked for into the second cache, a few at a time: those of some rows, then others that follow each
+/// other. They may lie past the end of what is there.
 class LinesAhead {
  public:
   LinesAhead() = default;
@@ -49,20 +49,29 @@ class LinesAhead {
     left_ = rows * ((row_bytes + line_bytes - 1) / line_bytes);
   }
 
-  [[nodiscard]] std::size_t left() const { return left_; }
+  /// These lines come after the rows.
+  void append(CacheLines lines) { others_ = lines; }
+
+  [[nodiscard]] std::size_t left() const { return left_ + others_.count; }
+  [[nodiscard]] std::size_t left_of_rows() const { return left_; }
   void ask(std::size_t lines) {
-    for (lines = std::min(lines, left_); lines > 0; --lines, --left_) {
+    for (; lines > 0 && left_ > 0; --lines, --left_) {
       prefetch_to_l2(row_ + at_);
       at_ += line_bytes;
       if (at_ < row_bytes_) continue;
       at_ = 0;
       row_ += stride_;
     }
+    for (lines = std::min(lines, others_.count); lines > 0; --lines, --others_.count) {
+      prefetch_to_l2(others_.first);
+      others_.first += line_bytes;
+    }
   }
 
  private:
   const std::byte* row_ = nullptr;
   std::size_t stride_ = 0, row_bytes_ = 0, at_ = 0, left_ = 0;
+  CacheLines others_{};
 };
 
 /// Asks for lines from memory.

@@ -47,9 +47,8 @@ template <class Rows>
 void multiply_any(const Rows& weight, bool transposed, DType dtype, std::span<const std::byte> x,
                   std::span<const std::byte> bias, std::span<std::byte> y, const Executor& executor) {
   const Operands operands = operands_of(weight, transposed, dtype, x, bias, y);
-  if (are_amx_rows(weight, operands))
-    multiply_amx(weight, transposed, operands, executor);
-  else if (transposed && are_few_rows(weight, operands))
+  if (are_amx_rows(weight, transposed, operands) && multiply_amx(weight, transposed, operands, executor)) return;
+  if (transposed && are_few_rows(weight, operands))
     multiply_rows(weight, operands, executor);
   else if (!transposed && are_few_rows_dx(weight, operands))
     multiply_rows_dx(weight, operands, executor);

@@ -6,11 +6,9 @@
 // takes one step, and one of words two.
 #include <array>
 
-#include "nibble/int8.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/amx/amx_kernel.hpp"
 #include "quant/simd/avx512.hpp"
-#include "quant/simd/prefetch.hpp"
 
 #ifdef NIBBLE_AVX512_BF16
 
@@ -29,10 +27,18 @@ __attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512i load(const Byte
   return _mm512_loadu_si512(bytes.data());
 }
 
-// The values of two blocks.
+// A term of 16 numbers that are not rounded yet.
+template <int term> __attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512 rest(__m512 numbers) {
+  if constexpr (term == 0) return numbers;
+  const __m512i first = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(numbers)));
+  return _mm512_sub_ps(numbers, reinterpret_cast<__m512>(_mm512_slli_epi32(first, 16)));
+}
+
+// A term of the values of two blocks.
+template <int term>
 __attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512i table_of(__m512 codebook, float first, float second) {
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(_mm512_mul_ps(codebook, _mm512_set1_ps(second)),
-                                                       _mm512_mul_ps(codebook, _mm512_set1_ps(first))));
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(rest<term>(_mm512_mul_ps(codebook, _mm512_set1_ps(second))),
+                                                       rest<term>(_mm512_mul_ps(codebook, _mm512_set1_ps(first)))));
 }
 
 // Looks up weights. Bits 1 to 4 of `shifted` are a code, and `others` has the bits that choose the byte and the block.
@@ -43,8 +49,9 @@ __attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512i look_up(__m512i
 }
 
 // Of 64 weights, the even ones come first, then the odd ones. The upper 16 bytes of codes may be of another block.
+template <int term>
 NIBBLE_AVX512_BF16 void decode_row(const FourBitTables& tables, const std::uint8_t* packed, const float* absmax,
-                                   std::size_t blocksize, std::size_t n, std::size_t ahead, std::uint32_t* words) {
+                                   std::size_t blocksize, std::size_t n, std::uint32_t* words) {
   static constexpr Bytes twice = bytes_of([](std::size_t i) { return i / 2; });
   static constexpr Bytes byte_and_block = bytes_of([](std::size_t i) { return i % 2 + i / 32 * 32; });
   const __m512 codebook = _mm512_load_ps(tables.codebook.data());
@@ -58,18 +65,28 @@ NIBBLE_AVX512_BF16 void decode_row(const FourBitTables& tables, const std::uint8
     words += 32;
   };
   if (blocksize == 32)
-    for (std::size_t i = 0; i < n; i += 64, absmax += 2) {
-      prefetch_to_l2(packed + ahead);
-      decode_64(table_of(codebook, absmax[0], absmax[1]));
-    }
+    for (std::size_t i = 0; i < n; i += 64, absmax += 2) decode_64(table_of<term>(codebook, absmax[0], absmax[1]));
   else
     for (std::size_t first = 0; first < n; first += blocksize, ++absmax) {
-      const __m512i table = table_of(codebook, *absmax, *absmax);
-      for (std::size_t i = 0; i < blocksize; i += 64) {
-        prefetch_to_l2(packed + ahead);
-        decode_64(table);
-      }
+      const __m512i table = table_of<term>(codebook, *absmax, *absmax);
+      for (std::size_t i = 0; i < blocksize; i += 64) decode_64(table);
     }
+}
+
+NIBBLE_AVX512_BF16 void decode_row_of(const FourBitTables& tables, const std::uint8_t* packed, const float* absmax,
+                                      std::size_t blocksize, std::size_t n, std::size_t term, std::uint32_t* words) {
+  (term == 0 ? decode_row<0> : decode_row<1>)(tables, packed, absmax, blocksize, n, words);
+}
+
+// 16 codes as fp32, of which bf16 keeps all bits.
+__attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512 widened(const std::int8_t* codes) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes))));
+}
+
+NIBBLE_AVX512_BF16 void decode_int8_row(const std::int8_t* codes, std::size_t n, std::uint32_t* words) {
+  for (std::size_t i = 0; i < n; i += 32, words += 16)
+    _mm512_store_si512(words,
+                       reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(widened(codes + i + 16), widened(codes + i))));
 }
 
 NIBBLE_AVX512_BF16 void arrange(const void* x, std::size_t n, std::uint32_t* words) {
@@ -91,6 +108,7 @@ constexpr std::size_t columns_at_once = 32;
 
 // Columns are in their usual order. The code of an even column is in the upper four bits of a byte, and that of an odd
 // one in the lower, so the words of columns are rotated by 3 and by 31 bits in turns.
+template <int term>
 NIBBLE_AVX512_BF16 void decode_pairs(const CodeRows& weights, LinesAhead& ahead, std::uint32_t* panel,
                                      std::size_t group_stride) {
   // These take the codes of 16 columns from 16 bytes of the first row and 16 bytes of the second.
@@ -105,7 +123,7 @@ NIBBLE_AVX512_BF16 void decode_pairs(const CodeRows& weights, LinesAhead& ahead,
     const std::uint8_t* b = a + weights.packed_stride;
     for (std::size_t c = 0; c < weights.n; c += columns_at_once, a += columns_at_once / 2, b += columns_at_once / 2) {
       if (c % weights.blocksize == 0) {
-        table = table_of(codebook, *absmax, absmax[weights.absmax_stride]);
+        table = table_of<term>(codebook, *absmax, absmax[weights.absmax_stride]);
         ++absmax;
       }
       const __m512i codes = _mm512_castsi256_si512(
@@ -118,31 +136,23 @@ NIBBLE_AVX512_BF16 void decode_pairs(const CodeRows& weights, LinesAhead& ahead,
       }
     }
   };
-  const std::size_t lines_of_pair = ceil_div(ahead.left(), weights.rows);
+  const std::size_t lines_of_pair = ceil_div(ahead.left_of_rows(), weights.rows);
   for (std::size_t row = 0; row < weights.rows; row += 2, panel += amx_words) {
     ahead.ask(lines_of_pair);
     decode(weights.packed + row * weights.packed_stride, weights.absmax + row * weights.absmax_stride, panel);
   }
 }
 
-NIBBLE_AVX512_BF16 void decode_int8_pair(const Int8Pair& weights, std::size_t columns, std::uint32_t* panel,
-                                         std::size_t group_stride) {
-  // Numbers 0, 16, 1, 17, ... of 32.
-  alignas(64) static constexpr auto alternating = [] {
-    std::array<std::uint16_t, 32> of{};
-    for (std::size_t i = 0; i < of.size(); ++i) of[i] = static_cast<std::uint16_t>(i / 2 + i % 2 * 16);
-    return of;
-  }();
-  const __m512 unit = _mm512_set1_ps(int8::inverse_127);
-  const __m512 scales[2] = {_mm512_set1_ps(weights.first_absmax), _mm512_set1_ps(weights.second_absmax)};
-  const __m512i order = _mm512_load_si512(alternating.data());
+NIBBLE_AVX512_BF16 void decode_pairs_of(const CodeRows& weights, std::size_t term, LinesAhead& ahead,
+                                        std::uint32_t* panel, std::size_t group_stride) {
+  (term == 0 ? decode_pairs<0> : decode_pairs<1>)(weights, ahead, panel, group_stride);
+}
+
+NIBBLE_AVX512_BF16 void decode_int8_pair(const std::int8_t* first, const std::int8_t* second, std::size_t columns,
+                                         std::uint32_t* panel, std::size_t group_stride) {
   for (std::size_t c = 0; c < columns; c += amx_words, panel += group_stride) {
-    const auto load = [&](const std::int8_t* codes, __m512 scale) NIBBLE_AVX512_BF16 {
-      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + c));
-      return _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), scale), unit);
-    };
-    const __m512 a = load(weights.first, scales[0]), b = load(weights.second, scales[1]);
-    _mm512_store_si512(panel, _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a))));
+    const __m512i a = reinterpret_cast<__m512i>(widened(first + c)), b = reinterpret_cast<__m512i>(widened(second + c));
+    _mm512_store_si512(panel, _mm512_or_si512(b, _mm512_srli_epi32(a, 16)));
   }
 }
 
@@ -151,16 +161,16 @@ NIBBLE_AVX512_BF16 void decode_int8_pair(const Int8Pair& weights, std::size_t co
 
 namespace nibble::matmul {
 
-std::optional<RowDecoder> amx_row_decoder() {
-  const std::optional<RowKernel> bf16 = row_kernel_bf16();
-  if (!bf16) return std::nullopt;
-  return RowDecoder{decoders_for_amx::decode_row, bf16->decoder.int8, decoders_for_amx::arrange, 64};
+std::optional<AmxRowDecoder> amx_row_decoder() {
+  if (!has_avx512_bf16()) return std::nullopt;
+  using namespace decoders_for_amx;
+  return AmxRowDecoder{64, decode_row_of, decode_int8_row, arrange};
 }
 
 std::optional<AmxPairDecoder> amx_pair_decoder() {
   if (!has_avx512_bf16()) return std::nullopt;
   using namespace decoders_for_amx;
-  return AmxPairDecoder{columns_at_once, decode_pairs, decode_int8_pair};
+  return AmxPairDecoder{columns_at_once, decode_pairs_of, decode_int8_pair};
 }
 
 }  // namespace nibble::matmul
@@ -169,7 +179,7 @@ std::optional<AmxPairDecoder> amx_pair_decoder() {
 
 namespace nibble::matmul {
 
-std::optional<RowDecoder> amx_row_decoder() { return std::nullopt; }
+std::optional<AmxRowDecoder> amx_row_decoder() { return std::nullopt; }
 std::optional<AmxPairDecoder> amx_pair_decoder() { return std::nullopt; }
 
 }  // namespace nibble::matmul

@@ -120,14 +120,19 @@ std::optional<AmxKernel> of_processor() { return std::nullopt; }
 namespace nibble::matmul {
 namespace {
 
-std::optional<std::optional<AmxKernel>>& replacement() {
-  static std::optional<std::optional<AmxKernel>> kernel;
-  return kernel;
+struct Replacement {
+  bool is_there = false;
+  std::optional<AmxKernel> kernel;
+};
+Replacement& replacement() {
+  static Replacement replacement;
+  return replacement;
 }
 
 }  // namespace
 
-std::optional<AmxKernel> amx_kernel() { return replacement() ? *replacement() : of_processor(); }
-void replace_amx_kernel(std::optional<std::optional<AmxKernel>> kernel) { replacement() = kernel; }
+std::optional<AmxKernel> amx_kernel() { return replacement().is_there ? replacement().kernel : of_processor(); }
+void replace_amx_kernel(const std::optional<AmxKernel>& kernel) { replacement() = {true, kernel}; }
+void restore_amx_kernel() { replacement() = {}; }
 
 }  // namespace nibble::matmul

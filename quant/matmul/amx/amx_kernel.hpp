@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "quant/matmul/words/row_kernel.hpp"
-#include "quant/matmul/words/tile.hpp"
+#include "quant/matmul/arranged.hpp"
+#include "quant/matmul/codes/code_kernel.hpp"
+#include "quant/matmul/lines.hpp"
 
 namespace nibble::matmul {
 
@@ -25,12 +26,29 @@ struct AmxOperands {
   std::size_t words;         ///< along the depth, a multiple of amx_words
 };
 
-/// As PairDecoder, for groups of amx_words columns, but four_bit() takes any even number of rows, and asks for half of
-/// the lines meanwhile. Neither of the two asks for the codes `ahead` bytes later.
+/// Decodes parts of rows of a weight into words, as AmxOperands::left has them. Of a 4-bit weight, these are its first
+/// or its second term (terms.hpp). An int8 code is exact in bf16; absmax is no part of the words.
+struct AmxRowDecoder {
+  std::size_t multiple;  ///< n is a multiple of it
+
+  /// n weights from whole blocks.
+  void (*four_bit)(const FourBitTables& tables, const std::uint8_t* packed, const float* absmax, std::size_t blocksize,
+                   std::size_t n, std::size_t term, std::uint32_t* words);
+  void (*int8)(const std::int8_t* codes, std::size_t n, std::uint32_t* words);
+
+  /// n numbers of x in bf16, in the order of four_bit(). That of int8() is the usual one.
+  Arrange arrange_four_bit;
+};
+
+/// The same for pairs of rows side by side, as AmxOperands::right has them, with words of the two rows of a pair.
 struct AmxPairDecoder {
   std::size_t multiple;  ///< of columns, and of blocks
-  void (*four_bit)(const CodeRows& weights, LinesAhead& ahead, std::uint32_t* panel, std::size_t group_stride);
-  void (*int8)(const Int8Pair& weights, std::size_t columns, std::uint32_t* panel, std::size_t group_stride);
+
+  /// An even number of rows. Half of the lines of rows are asked for meanwhile.
+  void (*four_bit)(const CodeRows& weights, std::size_t term, LinesAhead& ahead, std::uint32_t* panel,
+                   std::size_t group_stride);
+  void (*int8)(const std::int8_t* first, const std::int8_t* second, std::size_t columns, std::uint32_t* panel,
+               std::size_t group_stride);
 };
 
 /// Products in AMX tiles, and how weights are decoded for them.
@@ -45,7 +63,7 @@ struct AmxKernel {
   /// TDPBF16PS). The lines that are left are asked for meanwhile.
   void (*multiply)(const AmxOperands& operands, bool is_first, float* sums, std::size_t sums_stride, LinesAhead& ahead);
 
-  RowDecoder rows;  ///< of whole groups of 64 numbers
+  AmxRowDecoder rows;
   AmxPairDecoder pairs;
 };
 
@@ -53,10 +71,12 @@ struct AmxKernel {
 [[nodiscard]] std::optional<AmxKernel> amx_kernel();
 
 /// The decoders of an AmxKernel alone; nothing unless the processor and the CPU target multiply bf16.
-[[nodiscard]] std::optional<RowDecoder> amx_row_decoder();
+[[nodiscard]] std::optional<AmxRowDecoder> amx_row_decoder();
 [[nodiscard]] std::optional<AmxPairDecoder> amx_pair_decoder();
 
-/// For tests: another kernel takes the place of amx_kernel() in products, or none. No product may run meanwhile.
-void replace_amx_kernel(std::optional<std::optional<AmxKernel>> kernel);
+/// For tests: another kernel takes the place of amx_kernel() in products, or none, until it is restored. No product may
+/// run meanwhile.
+void replace_amx_kernel(const std::optional<AmxKernel>& kernel);
+void restore_amx_kernel();
 
 }  // namespace nibble::matmul

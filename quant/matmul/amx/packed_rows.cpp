@@ -1,13 +1,21 @@
 #include "quant/matmul/amx/packed_rows.hpp"
 
-#include <array>
+#include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "quant/simd/transpose.hpp"
+#include "quant/simd/widen.hpp"
 
 namespace nibble::matmul {
 
 static_assert(DepthParts::group % amx_depth == 0 && DepthParts::max_part % DepthParts::group == 0);
+
+namespace {
+
+constexpr std::size_t rows_of_x_ahead = 4;
+
+}  // namespace
 
 void write_words(std::span<const std::uint16_t, DepthParts::max_part> numbers, std::size_t words, Arrange arrange,
                  std::uint32_t* to) {
@@ -17,35 +25,53 @@ void write_words(std::span<const std::uint16_t, DepthParts::max_part> numbers, s
     std::memcpy(to, numbers.data(), words * sizeof(*to));
 }
 
-PackedRows::PackedRows(const Operands& operands, Side side, Arrange arrange, const DepthParts& depth, Range rows)
-    : operands_(operands),
-      side_(side),
-      arrange_(arrange),
-      depth_(depth),
-      rows_(rows),
-      words_(padded_rows() * depth.words()) {}
+PackedRows::PackedRows(const Operands& operands, const Layout& layout, Range rows)
+    : operands_(operands), layout_(layout), rows_(rows), words_(layout.terms * padded_rows() * layout.depth.words()) {}
+
+CacheLines PackedRows::lines_of(std::size_t part) const {
+  const std::size_t bytes = layout_.terms * words_of_term(part) * sizeof(std::uint32_t);
+  return {reinterpret_cast<const std::byte*>(of(part, 0)), bytes / line_bytes};
+}
 
 void PackedRows::pack(std::size_t part) {
-  const std::size_t words = depth_.words_of(part);
-  std::array<std::uint32_t, amx_rows * DepthParts::max_words> group;
+  const std::size_t words = layout_.depth.words_of(part);
+  const bool is_left = layout_.side == Side::left;
+  Terms terms{};
+  std::array<std::uint32_t, max_terms * amx_rows * DepthParts::max_words> group;
   for (std::size_t row = 0; row < rows_.size; row += amx_rows) {
-    std::uint32_t* const to = at(part) + row * words;
-    std::uint32_t* const in_rows = side_ == Side::left ? to : group.data();
-    for (std::size_t r = 0; r < amx_rows; ++r) write_row(row + r, part, in_rows + r * words);
-    if (side_ == Side::right)
-      transpose(reinterpret_cast<const std::byte*>(group.data()), words, amx_rows, words, sizeof(*to),
-                reinterpret_cast<std::byte*>(to), amx_words);
+    const auto words_of = [&](std::size_t term) {
+      return is_left ? at(part, term) + row * words : group.data() + term * amx_rows * words;
+    };
+    for (std::size_t r = 0; r < amx_rows; ++r) {
+      if (row + r < rows_.size) split(rows_.first + row + r, layout_.depth.of(part), terms);
+      for (std::size_t term = 0; term < layout_.terms; ++term)
+        write_words(terms[term], words, layout_.arrange, words_of(term) + r * words);
+    }
+    for (std::size_t term = 0; term < layout_.terms && !is_left; ++term)
+      transpose(reinterpret_cast<const std::byte*>(words_of(term)), words, amx_rows, words, sizeof(std::uint32_t),
+                reinterpret_cast<std::byte*>(at(part, term) + row * words), amx_words);
   }
 }
 
-void PackedRows::write_row(std::size_t row, std::size_t part, std::uint32_t* to) const {
-  constexpr std::size_t bytes = sizeof(std::uint16_t);
-  std::array<std::uint16_t, DepthParts::max_part> numbers{};
-  const Range depth = depth_.of(part);
-  if (row < rows_.size)
-    std::memcpy(numbers.data(), operands_.x.data() + ((rows_.first + row) * depth_.depth() + depth.first) * bytes,
-                depth.size * bytes);
-  write_words(numbers, depth_.words_of(part), arrange_, to);
+// Of a row of x, the terms of a part of the depth. The same part of a later row is asked for from memory meanwhile:
+// rows are too far apart for the processor's own prefetching.
+void PackedRows::split(std::size_t row, Range depth, Terms& terms) const {
+  const std::size_t bytes = traits(operands_.dtype).bits / 8;
+  const auto x = operands_.x.subspan((row * layout_.depth.depth() + depth.first) * bytes, depth.size * bytes);
+  prefetch({x.data() + rows_of_x_ahead * layout_.depth.depth() * bytes, x.size() / line_bytes});
+  if (operands_.dtype == DType::bf16 && layout_.factors.empty()) {
+    std::memcpy(terms[0].data(), x.data(), x.size());
+    return;
+  }
+  std::array<float, DepthParts::max_part> room;
+  const std::span<const float> wide = widen(operands_.dtype, x, room);
+  const std::span<float> numbers(room.data(), depth.size);
+  if (layout_.factors.empty())
+    std::copy(wide.begin(), wide.end(), numbers.begin());
+  else
+    std::transform(wide.begin(), wide.end(), layout_.factors.begin() + static_cast<std::ptrdiff_t>(depth.first),
+                   numbers.begin(), std::multiplies<>());
+  for (std::size_t term = 0; term < layout_.terms; ++term) take_term(numbers, std::span(terms[term]).first(depth.size));
 }
 
 }  // namespace nibble::matmul

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "quant/matmul/amx/amx_kernel.hpp"
+#include "quant/matmul/amx/terms.hpp"
 #include "quant/matmul/arranged.hpp"
 #include "quant/matmul/lines.hpp"
 #include "quant/matmul/operands.hpp"
@@ -41,33 +43,47 @@ class DepthParts {
 void write_words(std::span<const std::uint16_t, DepthParts::max_part> numbers, std::size_t words, Arrange arrange,
                  std::uint32_t* to);
 
-/// Rows of x in bf16, part by part, as an operand of AMX tiles.
+/// Rows of x in terms of bf16 (terms.hpp), part by part, as operands of AMX tiles.
 class PackedRows {
  public:
   enum class Side { left, right };
 
-  /// `arrange` gives the order of numbers along the depth, unless it is null.
-  PackedRows(const Operands& operands, Side side, Arrange arrange, const DepthParts& depth, Range rows);
+  /// How rows are packed. Numbers are multiplied by the factors of their places along the depth before, unless there
+  /// are none; `arrange` gives the order of numbers along the depth, unless it is null.
+  struct Layout {
+    Side side;
+    DepthParts depth;
+    Arrange arrange;
+    std::size_t terms;
+    std::span<const float> factors;
+  };
+
+  PackedRows(const Operands& operands, const Layout& layout, Range rows);
 
   [[nodiscard]] Range rows() const { return rows_; }
-  /// Rows of zeros make them whole tiles.
+  /// Copies of the last row make them whole tiles.
   [[nodiscard]] std::size_t padded_rows() const { return rounded_up(rows_.size, amx_rows); }
 
   /// Has to be called for each part before it is read.
   void pack(std::size_t part);
   /// AmxOperands::left, with as many words from row to row as the part has, or AmxOperands::right.
-  [[nodiscard]] const std::uint32_t* of(std::size_t part) const { return at(part); }
+  [[nodiscard]] const std::uint32_t* of(std::size_t part, std::size_t term) const { return at(part, term); }
+  /// All of a part.
+  [[nodiscard]] CacheLines lines_of(std::size_t part) const;
 
  private:
-  void write_row(std::size_t row, std::size_t part, std::uint32_t* to) const;
-  [[nodiscard]] std::uint32_t* at(std::size_t part) const {
-    return words_.data() + depth_.words_before(part) * padded_rows();
+  using Terms = std::array<std::array<std::uint16_t, DepthParts::max_part>, max_terms>;
+  void split(std::size_t row, Range depth, Terms& terms) const;
+  [[nodiscard]] std::size_t words_of_term(std::size_t part) const {
+    return layout_.depth.words_of(part) * padded_rows();
+  }
+  [[nodiscard]] std::uint32_t* at(std::size_t part, std::size_t term) const {
+    return words_.data() + layout_.terms * layout_.depth.words_before(part) * padded_rows() +
+           term * words_of_term(part);
   }
 
   const Operands& operands_;
-  Side side_;
-  Arrange arrange_;
-  DepthParts depth_;
+  Layout layout_;
   Range rows_;
   Lines<std::uint32_t> words_;
 };

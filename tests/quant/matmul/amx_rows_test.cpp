@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 
@@ -11,10 +12,12 @@
 namespace nibble::matmul {
 namespace {
 
+using products::as_doubles;
 using products::Case;
 using products::expect_product;
 using products::FourBit;
 using products::Int8;
+using reference::Doubles;
 using test::Bytes;
 
 // Calls of an emulated kernel while it takes the place of the processor's.
@@ -34,7 +37,7 @@ struct Calls {
     };
     replace_amx_kernel(kernel);
   }
-  ~Calls() { replace_amx_kernel({}); }
+  ~Calls() { restore_amx_kernel(); }
   Calls(const Calls&) = delete;
   Calls& operator=(const Calls&) = delete;
 };
@@ -46,26 +49,32 @@ template <class Weight> bool uses_tiles(const Weight& weight, DType dtype, std::
   return Calls::multiplied > 0;
 }
 
-TEST(AmxRows, AreMoreThanAFewInBf16) {
+// The least number of rows that are multiplied in tiles; 0 if there is none up to 40.
+template <class Weight> std::size_t min_m(const Weight& weight, DType dtype, bool dx) {
+  for (std::size_t m = 1; m <= 40; ++m)
+    if (uses_tiles(weight, dtype, m, dx)) return m;
+  return 0;
+}
+
+TEST(AmxRows, AreMoreThanAFew) {
   const FourBit four_bit(96, 128, 64, Codebook::nf4, true);
   const Int8 int8(96, 128);
   for (const bool dx : {false, true}) {
-    EXPECT_FALSE(uses_tiles(four_bit.weight, DType::bf16, 4, dx));
-    EXPECT_TRUE(uses_tiles(four_bit.weight, DType::bf16, 5, dx));
-    EXPECT_FALSE(uses_tiles(int8.weight, DType::bf16, 7, dx));
-    EXPECT_TRUE(uses_tiles(int8.weight, DType::bf16, 8, dx));
-    for (const DType dtype : {DType::f32, DType::f16}) {
-      EXPECT_FALSE(uses_tiles(four_bit.weight, dtype, 40, dx));
-      EXPECT_FALSE(uses_tiles(int8.weight, dtype, 40, dx));
-    }
+    EXPECT_EQ(min_m(four_bit.weight, DType::bf16, dx), 5);
+    EXPECT_EQ(min_m(four_bit.weight, DType::f16, dx), dx ? 10 : 12);
+    EXPECT_EQ(min_m(four_bit.weight, DType::f32, dx), 0);
+    for (const DType dtype : products::types)
+      EXPECT_EQ(min_m(int8.weight, dtype, dx), dx ? 5 : dtype == DType::f32 ? 16 : 8);
   }
 }
 
-// The absmax of all rows of a task is decoded at once.
+// The absmax of all rows of a task of y is decoded at once.
 TEST(AmxRows, NestedAbsmaxOfARowFitsMemory) {
   const std::size_t k = (AmxFourBit::max_nested_blocks_of_row + 1) * 32;
   for (const bool nested : {false, true}) {
-    EXPECT_EQ(uses_tiles(FourBit(2, k, 32, Codebook::nf4, nested).weight, DType::bf16, 5, false), !nested);
+    const FourBit long_rows(2, k, 32, Codebook::nf4, nested);
+    EXPECT_EQ(uses_tiles(long_rows.weight, DType::bf16, 5, false), !nested);
+    EXPECT_TRUE(uses_tiles(long_rows.weight, DType::bf16, 5, true));
     EXPECT_TRUE(uses_tiles(FourBit(2, k - 32, 32, Codebook::nf4, nested).weight, DType::bf16, 5, false));
   }
 }
@@ -94,15 +103,38 @@ TEST(AmxRows, BlocksMayBeLong) {
 
 // With k = 96, half of the last words of a row of the weight are 0, whatever the strip before had there.
 TEST(AmxRows, InfinitiesStayInTheirColumns) {
-  Int8 int8(128, 96);
-  int8.absmax[3] = products::infinity;
+  FourBit four_bit(128, 96, 32, Codebook::nf4, false);
+  four_bit.absmax[3 * 3] = products::infinity;
   for (const std::size_t m : {8u, 40u}) {
-    const Case<Int8Weight> product(int8.weight, DType::bf16, m, false);
+    const Case<FourBitWeight> product(four_bit.weight, DType::bf16, m, false);
     products::expect_kinds(product, "an infinite absmax");
   }
 }
 
-// Here, other rows do not change the bytes of a row. In other loops they do.
+// Other loops take their place: sums of codes may be too large, and a factor would make 0 or infinity of them.
+TEST(AmxRows, SumsThatAreNotFiniteAreComputedInAnotherWay) {
+  const auto check = [](float x, float absmax, DType dtype) {
+    Int8 int8(64, 128);
+    std::ranges::fill(int8.absmax, absmax);
+    std::ranges::fill(int8.codes, std::int8_t{100});
+    for (const bool dx : {false, true}) {
+      Case<Int8Weight> product(int8.weight, dtype, 16, dx);
+      product.x = test::stored_as(dtype, std::vector<float>(16 * product.depth(), x));
+      EXPECT_TRUE(uses_tiles(int8.weight, dtype, 16, dx));
+      const Doubles w = reference::weights(int8.weight);
+      products::for_each_target([&](const std::string& target) {
+        const Doubles y = as_doubles(dtype, product.run(), product.columns());
+        EXPECT_LE(product.least_error(y, w), 1) << target << ", absmax " << absmax << (dx ? ", dx" : ", y");
+      });
+    }
+  };
+  check(0x1p120f, 0x1p-20f, DType::bf16);
+  check(0x1p120f, 0x1p-120f, DType::f32);
+  check(0x1p-20f, 0x1p120f, DType::f32);
+  check(0x1p-20f, 0x1p120f, DType::bf16);
+}
+
+// Here, other rows do not change the bytes of a row, if all are finite. In other loops they do.
 TEST(AmxRows, RowsDoNotDependOnEachOther) {
   const FourBit four_bit(200, 320, 64, Codebook::nf4, true);
   for (const bool dx : {false, true}) {
@@ -130,7 +162,8 @@ TEST(AmxRows, TheProcessorMultipliesAsTheEmulation) {
   for (const bool dx : {false, true})
     for (const std::size_t m : {8u, 70u}) {
       check(Case<FourBitWeight>(four_bit.weight, DType::bf16, m, dx));
-      check(Case<Int8Weight>(int8.weight, DType::bf16, m, dx));
+      check(Case<FourBitWeight>(four_bit.weight, DType::f16, m, dx));
+      for (const DType dtype : products::types) check(Case<Int8Weight>(int8.weight, dtype, m, dx));
     }
 }
 

@@ -120,13 +120,15 @@ template <class Weight> struct Case {
   }
 
   // How far the worst element is from its value, in units of what rounding allows: of `depth` sums and products in
-  // fp32, in any order, then of the result. `more`, by column, is allowed besides.
-  [[nodiscard]] double error(const Doubles& y, const Doubles& w, const std::vector<double>& more = {}) const {
+  // fp32, in any order, then of the result. `more`, by column, is allowed besides, and so is `of_products` of every
+  // product.
+  [[nodiscard]] double error(const Doubles& y, const Doubles& w, const std::vector<double>& more = {},
+                             double of_products = 0) const {
     const Doubles exact = expected(w), magnitude = expected(w, true);
     const double unit = dtype == DType::f32 ? 0x1p-24 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
     double worst = 0;
     for (std::size_t i = 0; i < y.values.size(); ++i) {
-      const double of_sums = static_cast<double>(depth() + 2) * 0x1p-24 * magnitude.values[i];
+      const double of_sums = (static_cast<double>(depth() + 2) * 0x1p-24 + of_products) * magnitude.values[i];
       const double of_column = more.empty() ? 0 : more[i % y.columns];
       const double allowed = of_sums + unit * (std::abs(exact.values[i]) + of_sums) + 0x1p-25 + of_column;
       worst = std::max(worst, std::abs(y.values[i] - exact.values[i]) / allowed);
@@ -146,11 +148,29 @@ template <class Weight> struct Case {
     return flushed;
   }
 
+  // dx of int8 codes in AMX tiles: dy has been multiplied by absmax / 127, and with many rows rounded to bf16.
+  [[nodiscard]] double error_of_factors(const Doubles& y, const Int8Weight& int8) const {
+    const Doubles exact = as_doubles(dtype, x, depth());
+    std::vector<float> numbers(m * depth());
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      numbers[i] = static_cast<float>(exact.values[i]) * (int8.absmax[i % depth()] * (1.0f / 127));
+    Case multiplied = *this;
+    multiplied.x = test::stored_as(dtype, numbers);
+    return multiplied.error(y, reference::codes(int8));
+  }
+  [[nodiscard]] static double error_of_factors(const Doubles& /*y*/, const FourBitWeight& /*four_bit*/) {
+    return std::numeric_limits<double>::infinity();
+  }
+
   // A CPU target that multiplies bf16 multiplies weights that are rounded to it, and one that multiplies integers those
-  // of a codebook that is rounded, unless there are too many rows or blocks are too small.
+  // of a codebook that is rounded, unless there are too many rows or blocks are too small. In AMX tiles, what has two
+  // terms in bf16 may be off by 2^-16 of itself, and a product by 2^-16 besides: that of the second terms of both
+  // factors is left out.
   [[nodiscard]] double least_error(const Doubles& y, const Doubles& w) const {
     double least = error(y, w);
+    if (dtype != DType::f32 && amx_kernel()) least = std::min(least, error(y, w, {}, 0x1p-15));
     if (dtype != DType::bf16) return least;
+    if (dx && m > 32 && amx_kernel()) least = std::min(least, error_of_factors(y, weight));
     if (prefers_bf16() || amx_kernel())
       least = std::min(least, without_subnormals().error(y, reference::rounded_to_bf16(w)));
     if (code_kernel_int16() || code_kernel_vnni())
@@ -167,18 +187,18 @@ template <class Weight> struct Case {
 // On every CPU target: without AMX tiles, where there is a choice both in bf16 and in fp32, and with AMX tiles.
 template <class F> void for_each_target(F&& f) {
   test::for_each_target([&](const std::string& target) {
-    replace_amx_kernel(std::optional<AmxKernel>());
+    replace_amx_kernel(std::nullopt);
     f(target);
     if (tile_bf16()) {
       prefer_bf16(!prefers_bf16());
       f(target + (prefers_bf16() ? " in bf16" : " in fp32"));
       prefer_bf16({});
     }
-    replace_amx_kernel({});
+    restore_amx_kernel();
     const bool has_tiles = amx_kernel().has_value();
     if (!has_tiles) replace_amx_kernel(emulated::kernel());
     f(target + (has_tiles ? " with AMX tiles" : " with emulated AMX tiles"));
-    replace_amx_kernel({});
+    restore_amx_kernel();
   });
 }
 

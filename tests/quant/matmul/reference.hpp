@@ -68,6 +68,13 @@ inline Doubles weights(const matmul::Int8Weight& weight) {
   return w;
 }
 
+/// The codes [n, k] alone.
+inline Doubles codes(const matmul::Int8Weight& weight) {
+  Doubles codes(weight.n, weight.k);
+  std::ranges::copy(weight.codes, codes.values.begin());
+  return codes;
+}
+
 /// W with the values that a codebook of 14 bits has.
 inline Doubles rounded_to_int16(const matmul::FourBitWeight& weight) {
   const auto codec = make_codec(weight.codebook == matmul::Codebook::nf4 ? "nf4" : "fp4");

@@ -57,19 +57,43 @@ TEST(AmxKernel, MultipliesAsTheManualSays) {
         }
 }
 
+// A weight whose values are not exact in bf16.
+struct Inexact {
+  Codes codes;
+  Matrix terms[2];
+
+  explicit Inexact(std::size_t rows, std::size_t columns, std::size_t blocksize)
+      : codes(rows, columns, blocksize, 5), terms{Matrix(rows, columns), Matrix(rows, columns)} {
+    for (std::size_t i = 0; i < 16; ++i) codes.tables.codebook[i] = static_cast<float>(i) * 0.13f - 0.9f;
+    for (float& value : codes.absmax) value *= 0.7f;
+    for (std::size_t i = 0; i < codes.weights.values.size(); ++i) {
+      const std::size_t code = codes.packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15;
+      float rest = codes.tables.codebook[code] * codes.absmax[i / blocksize];
+      for (Matrix& term : terms) {
+        term.values[i] = bf16::to_float(bf16::from_float(rest));
+        rest -= term.values[i];
+      }
+    }
+  }
+};
+
 // x goes through arrange_four_bit(), so its order is that of the weights.
 TEST(AmxKernel, RowsAreDecodedInTheOrderOfX) {
-  const std::optional<RowDecoder> decoder = amx_row_decoder();
+  const std::optional<AmxRowDecoder> decoder = amx_row_decoder();
   if (!decoder) GTEST_SKIP() << "this processor has no AVX512_BF16";
   for (std::size_t blocksize = 32; blocksize <= 256; blocksize *= 2) {
-    const Codes codes(1, 256, blocksize, 5);
-    const Lines<std::uint32_t> natural = exact::words(2, codes.weights);
-    Lines<std::uint32_t> words(128), expected(128);
-    decoder->four_bit(codes.tables, codes.packed.data(), codes.absmax.data(), blocksize, 256, 0, words.data());
-    decoder->arrange_four_bit(natural.data(), 256, expected.data());
-    for (std::size_t i = 0; i < 128; ++i)
-      ASSERT_EQ(words.data()[i], expected.data()[i]) << "word " << i << ", blocksize " << blocksize;
-    EXPECT_NE(std::memcmp(natural.data(), expected.data(), 512), 0);
+    const Inexact weight(1, 256, blocksize);
+    const Codes& codes = weight.codes;
+    for (const std::size_t term : {0u, 1u}) {
+      const Lines<std::uint32_t> natural = exact::words(2, weight.terms[term]);
+      Lines<std::uint32_t> words(128), expected(128);
+      decoder->four_bit(codes.tables, codes.packed.data(), codes.absmax.data(), blocksize, 256, term, words.data());
+      decoder->arrange_four_bit(natural.data(), 256, expected.data());
+      for (std::size_t i = 0; i < 128; ++i)
+        ASSERT_EQ(words.data()[i], expected.data()[i])
+            << "word " << i << ", blocksize " << blocksize << ", term " << term;
+      EXPECT_NE(std::memcmp(natural.data(), expected.data(), 512), 0);
+    }
   }
 }
 
@@ -77,32 +101,47 @@ TEST(AmxKernel, PairsOfFourBitRowsGoIntoAPanel) {
   const std::optional<AmxPairDecoder> decoder = amx_pair_decoder();
   if (!decoder) GTEST_SKIP() << "this processor has no AVX512_BF16";
   for (std::size_t blocksize = 32; blocksize <= 256; blocksize *= 2) {
-    const Codes codes(6, 256, blocksize, 7);
+    const Inexact weight(6, 256, blocksize);
     const std::size_t group_stride = 3 * amx_words + 16;
-    Lines<std::uint32_t> panel(256 / amx_words * group_stride);
-    LinesAhead ahead(codes.packed.data(), 6, 128, 128);
-    decoder->four_bit(codes.rows(), ahead, panel.data(), group_stride);
-    EXPECT_EQ(ahead.left(), 6);
-    for (std::size_t r = 0; r < 6; r += 2)
-      for (std::size_t c = 0; c < 256; ++c)
-        ASSERT_EQ(panel.data()[c / amx_words * group_stride + r / 2 * amx_words + c % amx_words],
-                  exact::word(2, codes.weights(r, c), codes.weights(r + 1, c)))
-            << "row " << r << ", column " << c << ", blocksize " << blocksize;
+    for (const std::size_t term : {0u, 1u}) {
+      Lines<std::uint32_t> panel(256 / amx_words * group_stride);
+      LinesAhead ahead(weight.codes.packed.data(), 6, 128, 128);
+      decoder->four_bit(weight.codes.rows(), term, ahead, panel.data(), group_stride);
+      EXPECT_EQ(ahead.left(), 6);
+      for (std::size_t r = 0; r < 6; r += 2)
+        for (std::size_t c = 0; c < 256; ++c)
+          ASSERT_EQ(panel.data()[c / amx_words * group_stride + r / 2 * amx_words + c % amx_words],
+                    exact::word(2, weight.terms[term](r, c), weight.terms[term](r + 1, c)))
+              << "row " << r << ", column " << c << ", blocksize " << blocksize << ", term " << term;
+    }
   }
+}
+
+// Two rows of 128 codes, with all codes there are.
+std::vector<std::int8_t> int8_codes() {
+  std::vector<std::int8_t> codes(256);
+  for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::int8_t>(i * 37);
+  return codes;
+}
+
+TEST(AmxKernel, Int8RowsAreExact) {
+  const std::optional<AmxRowDecoder> decoder = amx_row_decoder();
+  if (!decoder) GTEST_SKIP() << "this processor has no AVX512_BF16";
+  const std::vector<std::int8_t> codes = int8_codes();
+  Lines<std::uint32_t> words(128);
+  decoder->int8(codes.data(), 256, words.data());
+  for (std::size_t i = 0; i < 128; ++i)
+    ASSERT_EQ(words.data()[i], exact::word(2, codes[2 * i], codes[2 * i + 1])) << "word " << i;
 }
 
 TEST(AmxKernel, PairsOfInt8RowsGoIntoAPanel) {
   const std::optional<AmxPairDecoder> decoder = amx_pair_decoder();
   if (!decoder) GTEST_SKIP() << "this processor has no AVX512_BF16";
-  std::vector<std::int8_t> codes(128);
-  for (std::size_t i = 0; i < codes.size(); ++i)
-    codes[i] = static_cast<std::int8_t>(static_cast<int>(i * 7 % 255) - 127);
-  Lines<std::uint32_t> panel(4 * 48);
-  decoder->int8({codes.data(), codes.data() + 64, 0.75f, 3.0f, 0}, 64, panel.data(), 48);
-  for (std::size_t c = 0; c < 64; ++c)
-    ASSERT_EQ(panel.data()[c / amx_words * 48 + c % amx_words],
-              exact::word(2, static_cast<float>(codes[c]) * 0.75f * (1.0f / 127),
-                          static_cast<float>(codes[64 + c]) * 3.0f * (1.0f / 127)))
+  const std::vector<std::int8_t> codes = int8_codes();
+  Lines<std::uint32_t> panel(8 * 48);
+  decoder->int8(codes.data(), codes.data() + 128, 128, panel.data(), 48);
+  for (std::size_t c = 0; c < 128; ++c)
+    ASSERT_EQ(panel.data()[c / amx_words * 48 + c % amx_words], exact::word(2, codes[c], codes[128 + c]))
         << "column " << c;
 }
 
@@ -112,6 +151,12 @@ TEST(LinesAhead, AreAskedForOnce) {
   EXPECT_EQ(ahead.left(), 6);
   ahead.ask(4);
   EXPECT_EQ(ahead.left(), 2);
+  ahead.append({memory.data() + 600, 3});
+  EXPECT_EQ(ahead.left(), 5);
+  EXPECT_EQ(ahead.left_of_rows(), 2);
+  ahead.ask(4);
+  EXPECT_EQ(ahead.left_of_rows(), 0);
+  EXPECT_EQ(ahead.left(), 1);
   ahead.ask(100);
   EXPECT_EQ(ahead.left(), 0);
   LinesAhead().ask(1);

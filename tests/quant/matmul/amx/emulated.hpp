@@ -42,7 +42,7 @@ inline void multiply(const AmxOperands& operands, bool is_first, float* sums, st
 inline AmxKernel kernel() {
   constexpr std::size_t nothing = std::numeric_limits<std::size_t>::max();
   const auto ignore = [] {};
-  return {ignore, ignore, multiply, amx_row_decoder().value_or(RowDecoder{nullptr, nullptr, nullptr, nothing}),
+  return {ignore, ignore, multiply, amx_row_decoder().value_or(AmxRowDecoder{nothing, nullptr, nullptr, nullptr}),
           amx_pair_decoder().value_or(AmxPairDecoder{nothing, nullptr, nullptr})};
 }
 
