@@ -225,12 +225,15 @@ def with_other_layers(model, config):
 def variants(config, reads, size):
     """(label, configuration) with one option changed. The number falls with the size of the model."""
     options = []
+    parts = configs_in(config)
+    kinds = {type(part) for part in parts}
     for kind, name in sorted(reads, key=lambda r: (r[1], r[0].__name__)):
         if NOT_FLIPPED.search(name) and name not in SPECIAL:
             continue
-        for part in configs_in(config):
-            if type(part) is kind:
-                value = vars(part).get(name)
+        for part in parts:
+            # A model may copy a part into a configuration of another class, from which it then reads.
+            if type(part) is kind or (kind not in kinds and name in vars(part)):
+                kind, value = type(part), vars(part).get(name)
                 if isinstance(value, bool):
                     options.append((kind, name, not value))
                 elif name in SPECIAL:
@@ -238,6 +241,9 @@ def variants(config, reads, size):
                 elif name in vars(part) and (value is None or (type(value) is not float and value in (0, []))):
                     options += [(kind, name, v) for v in PRESENT]
                 break
+    # Each once. What is flipped comes first, because large models have the first few alone.
+    options = [option for i, option in enumerate(options) if option not in options[:i]]
+    options.sort(key=lambda option: not isinstance(option[2], bool))
     for kind, name, value in options[: max(20, 100000 // max(size, 1))]:
         try:
             other = changed(config, kind, name, value)
