@@ -58,6 +58,11 @@ NIBBLE_API void nibble_free(char* text);
  * the environment variable NIBBLE_CPU_TARGET named another target when the library was first called, that is in use. */
 NIBBLE_API int nibble_cpu_targets(char** targets, char** in_use);
 
+/* The instructions that are used besides those of the CPU target, separated by blanks, or an empty text: of
+ * "AVX512_VNNI AVX512_VBMI AVX512_BF16 AMX_BF16", those that the processor has, the target may use and the system
+ * permits. */
+NIBBLE_API int nibble_cpu_extensions(char** extensions);
+
 /* --- commands: what `nibble` does ------------------------------------------------------------------------------- */
 
 /* How a command tells its caller what it does, and how the caller stops it. All members but struct_bytes may be null.

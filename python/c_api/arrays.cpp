@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
+#include <limits>
+
 #include "nibble/error.hpp"
 #include "nibble/memory.hpp"
 
@@ -27,6 +30,9 @@ void check_array(const nibble_array& array, Checked bytes, std::size_t alignment
   if (array.data == nullptr && array.bytes != 0) throw Error(Errc::usage, fmt::format("{} is null", name));
   if (reinterpret_cast<std::uintptr_t>(array.data) % alignment != 0)
     throw Error(Errc::usage, fmt::format("{} is not aligned to {} bytes", name, alignment));
+  if (array.bytes > std::numeric_limits<std::uintptr_t>::max() - reinterpret_cast<std::uintptr_t>(array.data))
+    throw Error(Errc::usage,
+                fmt::format("{} has {} bytes at {}, past the last address", name, array.bytes, array.data));
 }
 
 Workers& workers() {

@@ -16,6 +16,7 @@
 #include "nibble/error.hpp"
 #include "nibble/target.hpp"
 #include "nibble/version.hpp"
+#include "quant/simd/extensions.hpp"
 
 namespace nibble::c_api {
 namespace {
@@ -120,5 +121,13 @@ int nibble_cpu_targets(char** targets, char** in_use) {
     *targets = nullptr;
     *in_use = c_api::allocated(cpu_target());
     *targets = c_api::allocated(all);
+  });
+}
+
+int nibble_cpu_extensions(char** extensions) {
+  using namespace nibble;
+  return c_api::guarded([&] {
+    c_api::require(extensions, "extensions");
+    *extensions = c_api::allocated(fmt::format("{}", fmt::join(cpu_extensions(), " ")));
   });
 }

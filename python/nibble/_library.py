@@ -85,6 +85,7 @@ class Listener(Struct):
 # Functions that return NIBBLE_OK or why not.
 CHECKED = {
     "nibble_cpu_targets": [POINTER(c_void_p), POINTER(c_void_p)],
+    "nibble_cpu_extensions": [POINTER(c_void_p)],
     "nibble_command": [c_int, POINTER(c_char_p), POINTER(Listener), POINTER(c_void_p)],
     "nibble_list_commands": [POINTER(c_void_p)],
     "nibble_cpu_quantize_4bit": [Array, c_int32, POINTER(FourBitArrays), c_uint32, POINTER(c_uint64)],
@@ -181,3 +182,10 @@ def cpu_targets() -> tuple[list[str], str]:
     targets, in_use = c_void_p(), c_void_p()
     check(library().nibble_cpu_targets(byref(targets), byref(in_use)))
     return take_text(targets).split(), take_text(in_use)
+
+
+def cpu_extensions() -> list[str]:
+    """The instructions that libnibble uses besides those of the CPU target: "AVX512_VNNI", "AMX_BF16", ..."""
+    extensions = c_void_p()
+    check(library().nibble_cpu_extensions(byref(extensions)))
+    return take_text(extensions).split()

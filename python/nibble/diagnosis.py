@@ -43,10 +43,11 @@ def of_library() -> dict[str, Any]:
     path = text_of(_library.find("libnibble.so", "NIBBLE_LIBRARY"))
     try:
         targets, in_use = _library.cpu_targets()
-        version = _library.version()
+        cpu: dict[str, Any] = {"cpu_target": in_use, "cpu_targets": targets, "cpu_extensions": _library.cpu_extensions()}
+        return {"version": _library.version(), "library": path, **cpu, "why": None}
     except Error as error:
-        return {"version": None, "library": path, "cpu_target": None, "cpu_targets": [], "why": str(error)}
-    return {"version": version, "library": path, "cpu_target": in_use, "cpu_targets": targets, "why": None}
+        cpu = {"cpu_target": None, "cpu_targets": [], "cpu_extensions": []}
+        return {"version": None, "library": path, **cpu, "why": str(error)}
 
 
 def of_cuda() -> dict[str, Any]:
@@ -103,11 +104,14 @@ def lines(facts: dict[str, Any]) -> list[str]:
     cuda, operators, behind = facts["cuda"], facts["operators"], facts["bitsandbytes"]
     versions = [f"{name} {version or '(not installed)'}" for name, version in facts["packages"].items()]
     replaced = [name.removeprefix("bitsandbytes::") for name in behind["replaced"]]
+    cpu = " ".join([facts["cpu_target"] or "unknown", *facts["cpu_extensions"]])
+    if facts["cpu_targets"]:
+        cpu += f" (targets: {' '.join(facts['cpu_targets'])})"
     table = {
         "nibble": facts["version"] or facts["why"],
         "libnibble": facts["library"] or "not found",
         "program": facts["program"] or "not found",
-        "CPU": f"{facts['cpu_target']} (of {' '.join(facts['cpu_targets'])})" if facts["cpu_target"] else "unknown",
+        "CPU": cpu,
         "CUDA": cuda["device"] or f"not used: {cuda['why']}",
         "libnibble_cuda": cuda["library"] or "not built",
         "packages": ", ".join(versions),

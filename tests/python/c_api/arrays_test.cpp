@@ -87,6 +87,8 @@ const std::vector<Fault>& faults() {
       {"packed has 500 bytes, not 9223372036854775808", [](auto& c) { c.weight.elements = huge; }},
       {"packed has 499 bytes, not 500", [](auto& c) { --c.weight.packed.bytes; }},
       {"packed is null", [](auto& c) { c.weight.packed.data = nullptr; }},
+      {"packed has 500 bytes at 0xfffffffffffffff0, past the last address",
+       [](auto& c) { c.weight.packed.data = reinterpret_cast<void*>(-16); }},
       {"absmax has 64 bytes, not 128", [](auto& c) { c.weight.blocksize = 32; }},
       {"absmax has 60 bytes, not 64", [](auto& c) { c.weight.absmax.bytes -= 4; }},
       {"absmax is null", [](auto& c) { c.weight.absmax.data = nullptr; }},

@@ -51,6 +51,8 @@ TEST(CommandArguments, NullAndNothingAreNamed) {
   EXPECT_EQ(message(), "targets is null");
   EXPECT_EQ(nibble_cpu_targets(&json, nullptr), NIBBLE_USAGE);
   EXPECT_EQ(message(), "in_use is null");
+  EXPECT_EQ(nibble_cpu_extensions(nullptr), NIBBLE_USAGE);
+  EXPECT_EQ(message(), "extensions is null");
   nibble_free(nullptr);
 }
 

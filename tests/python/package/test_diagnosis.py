@@ -28,7 +28,14 @@ def test_json_has_the_facts_of_this_process(monkeypatch):
 
 
 def test_a_target_that_the_environment_names_is_in_use():
-    assert json.loads(run("--json", NIBBLE_CPU_TARGET="SCALAR"))["cpu_target"] == "SCALAR"
+    facts = json.loads(run("--json", NIBBLE_CPU_TARGET="SCALAR"))
+    assert facts["cpu_target"] == "SCALAR" and facts["cpu_extensions"] == []
+
+
+def test_extensions_stand_behind_the_target():
+    cpu = {"cpu_target": "AVX3", "cpu_targets": ["AVX3", "SSE4"], "cpu_extensions": ["AMX_BF16"]}
+    line = next(line for line in lines(diagnose() | cpu) if line.startswith("CPU "))
+    assert line.split(maxsplit=1)[1] == "AVX3 AMX_BF16 (targets: AVX3 SSE4)"
 
 
 def test_a_library_that_cannot_be_loaded_is_a_reason():
