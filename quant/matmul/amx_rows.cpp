@@ -35,21 +35,23 @@ struct AmxSizes {
 };
 constexpr std::size_t max_amx_strip = 128;
 
-// With 512 rows, 256 columns and parts of 256, the numbers of x take 256 KiB and the sums 512 KiB: they fit L2, and x
-// is read from there once for every strip. A strip of y has 32 KiB, and fits L1. A strip of dx has whole cache lines of
+// With 512 rows, 256 columns and parts of 256, each term of x takes 256 KiB and the sums 512 KiB: they fit L2, and x is
+// read from there once for every strip. A strip of y has 32 KiB, and fits L1. A strip of dx has whole cache lines of
 // the rows of the weight. With few rows, sums are small. Their tasks are narrow for y, so that rows of the weight are
 // read one after the other. For dx they are wide, so that long parts of each row are read.
 constexpr std::size_t max_few_amx_rows = 32;
 AmxSizes amx_sizes_for(std::size_t m, bool transposed) {
   const bool are_few = m <= max_few_amx_rows;
-  if (transposed) return {are_few ? 64u : 256u, 64, 256};
-  return {are_few ? 512u : 256u, max_amx_strip, are_few ? 128u : 256u};
+  if (transposed) return {.columns = are_few ? 64u : 256u, .strip = 64, .part = 256};
+  return {.columns = are_few ? 512u : 256u, .strip = max_amx_strip, .part = are_few ? 128u : 256u};
 }
 
-// A product of a number in bf16 and a factor has two terms if there are few rows: it takes little time, and rounding
-// few numbers may by chance cost more than rounding the weights.
-std::size_t terms_of_x(const Operands& operands, bool has_factors) {
-  const bool are_few = operands.m <= max_few_amx_rows;
+// A product of a number in bf16 and a factor has two terms if there are few rows or few weights. That takes little
+// time, and among few roundings there is little that evens out: the error of a result might be 1.2 times that of
+// rounding the weights.
+std::size_t terms_of_x(const Weight& weight, const Operands& operands, bool has_factors) {
+  constexpr std::size_t few_weights = 65536;
+  const bool are_few = operands.m <= max_few_amx_rows || weight.n() * weight.k() <= few_weights;
   return operands.dtype == DType::bf16 && has_factors && are_few ? 2 : terms_of(operands.dtype);
 }
 
@@ -62,7 +64,8 @@ struct AmxProduct {
   PackedRows::Layout x;
   std::size_t columns, weight_terms;
   std::span<const float> factors;  // of rows of the weight; none if they are in its terms
-  // Infinity times the sum of the terms of a number is not the sum of infinite products. Nor is infinity as a factor.
+  // Whether sums that are not finite have to be computed in another way. A number that is infinite has the terms
+  // infinity and NaN, and infinity as a factor of a sum is not the sum of infinite products.
   bool has_to_be_finite;
 };
 
@@ -111,16 +114,16 @@ template <class Decoder> class AmxColumns {
       if (r < strip.size) decoder_.numbers(strip.first + r, depth, term, numbers);
       write_words(numbers, words, product_.x.arrange, panel_.data() + r * words);
     }
-    for (std::size_t of_x = 0; of_x + term < product_.x.terms; ++of_x)
+    for (std::size_t x_term = 0; x_term + term < product_.x.terms; ++x_term)
       kernel_.multiply({.left = panel_.data(),
                         .left_rows = rows,
                         .left_stride = words,
-                        .right = x.of(part, of_x),
+                        .right = x.of(part, x_term),
                         .right_groups = x.padded_rows() / amx_words,
                         .right_stride = words * amx_words,
                         .words = words},
-                       part + term + of_x == 0, sums_.data() + (strip.first - task_.first) * sums_stride_, sums_stride_,
-                       ahead);
+                       part + term + x_term == 0, sums_.data() + (strip.first - task_.first) * sums_stride_,
+                       sums_stride_, ahead);
   }
 
   // What is asked for while some rows of the weight are multiplied: if the task has one strip, as many codes of the
@@ -166,15 +169,15 @@ template <class Decoder> class AmxColumns {
           panel_.data()[c / amx_words * group_stride + p * amx_words + c % amx_words] =
               numbers[0][c] | static_cast<std::uint32_t>(numbers[1][c]) << 16;
       }
-    for (std::size_t of_x = 0; of_x + term < product_.x.terms; ++of_x)
-      kernel_.multiply({.left = x.of(part, of_x),
+    for (std::size_t x_term = 0; x_term + term < product_.x.terms; ++x_term)
+      kernel_.multiply({.left = x.of(part, x_term),
                         .left_rows = x.padded_rows(),
                         .left_stride = words,
                         .right = panel_.data(),
                         .right_groups = ceil_div(strip.size, amx_words),
                         .right_stride = group_stride,
                         .words = words},
-                       part + term + of_x == 0, sums_.data() + strip.first - task_.first, sums_stride_, ahead);
+                       part + term + x_term == 0, sums_.data() + strip.first - task_.first, sums_stride_, ahead);
   }
 
   [[nodiscard]] bool finish_left(Range rows) {
@@ -220,6 +223,7 @@ template <class Decoder, class Rows>
   const Decoder decoder(weight, kernel);
   const AmxSizes sizes = amx_sizes_for(operands.m, transposed);
   const std::vector<float> factors = Decoder::factors(weight);
+  if (!std::ranges::all_of(factors, [](float factor) { return std::isfinite(factor); })) return false;
   const std::span<const float> factors_of_x = transposed ? std::span<const float>() : factors;
   const AmxProduct product{.weight = weight,
                            .transposed = transposed,
@@ -228,7 +232,7 @@ template <class Decoder, class Rows>
                            .x = {.side = transposed ? PackedRows::Side::right : PackedRows::Side::left,
                                  .depth = DepthParts(transposed ? weight.k() : weight.n(), sizes.part),
                                  .arrange = transposed ? decoder.arrange() : nullptr,
-                                 .terms = terms_of_x(operands, !factors_of_x.empty()),
+                                 .terms = terms_of_x(weight, operands, !factors_of_x.empty()),
                                  .factors = factors_of_x},
                            .columns = transposed ? weight.n() : weight.k(),
                            .weight_terms = Decoder::terms(operands.dtype),
@@ -241,14 +245,15 @@ template <class Decoder, class Rows>
   const std::size_t down = ceil_div(operands.m, rows_at_once),
                     at_once = std::min(down, ceil_div(enough_amx_tasks, across));
   std::atomic<bool> is_written = true;
-  for (std::size_t done = 0; done < down; done += at_once) {
+  for (std::size_t done = 0; done < down && is_written; done += at_once) {
     const std::size_t count = std::min(at_once, down - done);
     std::vector<PackedRows> x;
     x.reserve(count);
     for (std::size_t i = 0; i < count; ++i)
       x.emplace_back(operands, product.x, range_of(done + i, rows_at_once, operands.m));
     executor(count * parts, [&](std::size_t first, std::size_t end) {
-      for (std::size_t i = first; i < end; ++i) x[i / parts].pack(i % parts);
+      for (std::size_t i = first; i < end && is_written; ++i)
+        if (!x[i / parts].pack(i % parts)) is_written = false;
     });
     executor(across * count, [&](std::size_t first, std::size_t end) {
       AmxColumns<Decoder> of_thread(product, kernel, decoder);
@@ -261,14 +266,18 @@ template <class Decoder, class Rows>
 }
 
 // Fewer rows take less time in other loops. On Granite Rapids, 4096 x 4096 and one thread, tiles take this share of the
-// time of the others, y and dx: bf16 and 4 bits 1.2 and 1.3 for 4 rows, 1.0 and 0.97 for 5; fp16 and 4 bits 1.07 and
-// 1.14 for 10 and 8 rows, 0.85 and 0.93 for 12 and 10; int8 1.2 and 1.4 for 4 rows, 0.82 to 1.05 and 0.71 to 0.88 for 8
-// and 5.
+// time of the others:
+//
+//                    y                            dx
+//   bf16, 4 bits     4 rows 1.2, 5 rows 1.0       4 rows 1.3, 5 rows 0.97
+//   fp16, 4 bits     10 rows 1.07, 12 rows 0.85   8 rows 1.14, 10 rows 0.93
+//   int8             6 rows 1.0, 8 rows 0.94      4 rows 1.4, 5 rows 0.8
 std::size_t min_m(const FourBitRows& /*weight*/, bool transposed, DType dtype) {
   if (dtype == DType::f32) return std::numeric_limits<std::size_t>::max();  // six products would take as long as fp32
   return dtype == DType::bf16 ? 5 : transposed ? 12 : 10;
 }
-// Below 16 rows, torch's products in fp32 have smaller errors than tiles.
+// The errors of y in fp32 are those of torch's products from 16 rows on. For fewer rows, torch adds up in other loops,
+// and tiles would have 1.2 times their errors.
 std::size_t min_m(const Int8Rows& /*weight*/, bool transposed, DType dtype) {
   return !transposed ? 5 : dtype == DType::f32 ? 16 : 8;
 }

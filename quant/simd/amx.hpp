@@ -9,8 +9,9 @@ namespace nibble::amx {
 inline constexpr std::size_t rows = 16, row_bytes = 64;
 
 /// Whether the processor multiplies bf16 in AMX tiles and has the AVX-512 instructions of avx512.hpp, the system lets
-/// this process use tiles, and the CPU target is AVX-512. The first call asks the system (Linux then keeps room for
-/// tiles wherever it saves the state of a thread).
+/// this process use tiles, and the CPU target is AVX-512. The first call asks the system. Once it has agreed, the frame
+/// of every signal in this process has 8 KiB more for tiles; where the alternate signal stack of a thread is too small
+/// for that, Linux refuses.
 [[nodiscard]] bool has_bf16();
 
 #ifdef __x86_64__

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -20,9 +19,9 @@ class AmxFourBit {
  public:
   AmxFourBit(const FourBitRows& weight, const AmxKernel& kernel);
 
-  /// Of the weights, beside x of that type: the terms that count.
-  [[nodiscard]] static std::size_t terms(DType x) { return std::min<std::size_t>(terms_of(x), 2); }
-  /// By which rows have to be multiplied besides: none.
+  /// How many terms of the weights are multiplied by x of that type, which is not fp32.
+  [[nodiscard]] static std::size_t terms(DType x) { return terms_of(x); }
+  /// The factors of rows that their terms lack: none.
   [[nodiscard]] static std::vector<float> factors(const FourBitRows& /*weight*/) { return {}; }
 
   /// A term of weights of a row, without the kernel.

@@ -64,8 +64,9 @@ class PackedRows {
   /// Copies of the last row make them whole tiles.
   [[nodiscard]] std::size_t padded_rows() const { return rounded_up(rows_.size, amx_rows); }
 
-  /// Has to be called for each part before it is read.
-  void pack(std::size_t part);
+  /// Has to be called for each part before it is read. False if the numbers of a row of the part are so small that
+  /// their terms lose bits (least_of_terms); for x in bf16 and fp16, only if there are factors.
+  [[nodiscard]] bool pack(std::size_t part);
   /// AmxOperands::left, with as many words from row to row as the part has, or AmxOperands::right.
   [[nodiscard]] const std::uint32_t* of(std::size_t part, std::size_t term) const { return at(part, term); }
   /// All of a part.
@@ -73,7 +74,7 @@ class PackedRows {
 
  private:
   using Terms = std::array<std::array<std::uint16_t, DepthParts::max_part>, max_terms>;
-  void split(std::size_t row, Range depth, Terms& terms) const;
+  [[nodiscard]] bool split(std::size_t row, Range depth, Terms& terms) const;
   [[nodiscard]] std::size_t words_of_term(std::size_t part) const {
     return layout_.depth.words_of(part) * padded_rows();
   }

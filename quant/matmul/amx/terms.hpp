@@ -12,10 +12,13 @@ namespace nibble::matmul {
 
 inline constexpr std::size_t max_terms = 3;
 
-/// How many terms together are exactly a number of that type. (In fp32, if no term is subnormal.)
+/// How many terms together are exactly a number of that type, if no term is subnormal.
 [[nodiscard]] constexpr std::size_t terms_of(DType dtype) {
   return dtype == DType::bf16 ? 1 : dtype == DType::f16 ? 2 : max_terms;
 }
+
+/// AMX tiles take subnormal terms as 0. What that takes from a number of this magnitude or more is at most 2^-24 of it.
+inline constexpr float least_of_terms = 0x1p-102f;
 
 /// Writes the next term of every number, and subtracts it from the number. Where a term is infinite, the number becomes
 /// infinite or NaN.

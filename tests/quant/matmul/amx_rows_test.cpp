@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <string>
+#include <tuple>
 
 #include "quant/matmul/amx/amx_weight.hpp"
 #include "tests/quant/matmul/products.hpp"
@@ -84,7 +85,8 @@ TEST(AmxRows, NestedAbsmaxOfARowFitsMemory) {
 TEST(AmxRows, ProductsAreRight) {
   constexpr struct {
     std::size_t m, n, k;
-  } shapes[] = {{8, 64, 64}, {17, 130, 320}, {33, 300, 96}, {8, 520, 192}, {9, 100, 576}, {514, 40, 70}, {40, 33, 31}};
+  } shapes[] = {{8, 64, 64},   {17, 130, 320}, {33, 300, 96}, {8, 520, 192},
+                {9, 100, 576}, {514, 40, 70},  {40, 33, 31},  {40, 520, 192}};
   for (const auto& [m, n, k] : shapes) {
     for (const std::size_t blocksize : {32u, 64u})
       expect_product(FourBit(n, k, blocksize, Codebook::fp4, blocksize == 64).weight, m, "FP4");
@@ -111,27 +113,74 @@ TEST(AmxRows, InfinitiesStayInTheirColumns) {
   }
 }
 
-// Other loops take their place: sums of codes may be too large, and a factor would make 0 or infinity of them.
+// Sums of codes may be too large before absmax makes them smaller. Other loops take the place of tiles then.
 TEST(AmxRows, SumsThatAreNotFiniteAreComputedInAnotherWay) {
-  const auto check = [](float x, float absmax, DType dtype) {
+  Int8 int8(64, 128);
+  std::ranges::fill(int8.absmax, 0x1p-20f);
+  std::ranges::fill(int8.codes, std::int8_t{100});
+  const Doubles w = reference::weights(int8.weight);
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    Case<Int8Weight> product(int8.weight, dtype, 16, false);
+    product.x = test::stored_as(dtype, std::vector<float>(16 * 128, 0x1p120f));
+    EXPECT_TRUE(uses_tiles(int8.weight, dtype, 16, false));
+    products::for_each_target([&](const std::string& target) {
+      EXPECT_LE(product.least_error(as_doubles(dtype, product.run(), product.columns()), w), 1) << target;
+    });
+  }
+}
+
+// A 4-bit weight and x in fp16 have two terms, and the product of the second ones is left out. int8 codes have one.
+TEST(AmxRows, ProductsOfTermsAreCounted) {
+  const FourBit four_bit(64, 64, 64, Codebook::nf4, true);
+  const Int8 int8(64, 64);
+  for (const bool dx : {false, true})
+    for (const auto& [dtype, of_four_bit, of_int8] :
+         {std::tuple{DType::bf16, 1, dx ? 2 : 1}, std::tuple{DType::f16, 3, 2}, std::tuple{DType::f32, 0, 3}}) {
+      (void)uses_tiles(four_bit.weight, dtype, 16, dx);
+      EXPECT_EQ(Calls::multiplied, of_four_bit) << traits(dtype).name;
+      (void)uses_tiles(int8.weight, dtype, 16, dx);
+      EXPECT_EQ(Calls::multiplied, of_int8) << traits(dtype).name;
+    }
+}
+
+// Terms below 2^-126 count as 0 in tiles. Small rows of x, or of dy * absmax / 127, would lose bits.
+TEST(AmxRows, SmallNumbersKeepTheirBits) {
+  const auto check = [](float x, float absmax, bool dx) {
     Int8 int8(64, 128);
     std::ranges::fill(int8.absmax, absmax);
-    std::ranges::fill(int8.codes, std::int8_t{100});
-    for (const bool dx : {false, true}) {
-      Case<Int8Weight> product(int8.weight, dtype, 16, dx);
-      product.x = test::stored_as(dtype, std::vector<float>(16 * product.depth(), x));
-      EXPECT_TRUE(uses_tiles(int8.weight, dtype, 16, dx));
-      const Doubles w = reference::weights(int8.weight);
-      products::for_each_target([&](const std::string& target) {
-        const Doubles y = as_doubles(dtype, product.run(), product.columns());
-        EXPECT_LE(product.least_error(y, w), 1) << target << ", absmax " << absmax << (dx ? ", dx" : ", y");
-      });
-    }
+    Case<Int8Weight> product(int8.weight, DType::f32, 16, dx);
+    std::vector<float> numbers = test::normal_weights(16 * product.depth(), 1);
+    for (float& number : numbers) number *= x;
+    product.x = test::stored_as(DType::f32, numbers);
+    product.bias.clear();
+    const Doubles w = reference::weights(int8.weight), exact = product.expected(w);
+    const Doubles magnitudes = product.expected(w, true);
+    const Doubles y = as_doubles(DType::f32, product.run(), product.columns());
+    for (std::size_t i = 0; i < y.values.size(); ++i)
+      ASSERT_NEAR(y.values[i], exact.values[i], 1e-5 * magnitudes.values[i]) << "x " << x << ", absmax " << absmax;
   };
-  check(0x1p120f, 0x1p-20f, DType::bf16);
-  check(0x1p120f, 0x1p-120f, DType::f32);
-  check(0x1p-20f, 0x1p120f, DType::f32);
-  check(0x1p-20f, 0x1p120f, DType::bf16);
+  for (const bool dx : {false, true})
+    products::for_each_target([&](const std::string&) {
+      check(0x1p-115f, 0x1p60f, dx);
+      check(0x1p-60f, 0x1p-60f, dx);
+    });
+}
+
+TEST(AmxRows, ZerosAreNotSmallNumbers) {
+  const Int8 int8(64, 128);
+  for (const bool dx : {false, true}) {
+    const Calls calls;
+    Case<Int8Weight> product(int8.weight, DType::f32, 16, dx);
+    std::ranges::fill(product.x, std::byte{0});
+    (void)product.run();
+    EXPECT_GT(Calls::multiplied, 0);
+  }
+}
+
+TEST(AmxRows, FactorsThatAreNotFiniteMeanOtherLoops) {
+  Int8 int8(64, 128);
+  int8.absmax[63] = 1e-31f;
+  for (const bool dx : {false, true}) EXPECT_FALSE(uses_tiles(int8.weight, DType::bf16, 16, dx));
 }
 
 // Here, other rows do not change the bytes of a row, if all are finite. In other loops they do.
