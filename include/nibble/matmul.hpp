@@ -20,14 +20,14 @@
 /// in fp32. If x is in bf16 and the processor takes less time to multiply bf16 (AVX512_BF16 of AMD), the weights are
 /// rounded to bf16, as those of a layer in bf16 are, except int8 weights times up to 4 rows, and for dx of few rows.
 /// More than a few rows are multiplied in AMX tiles of bf16 where a processor has them: 4-bit weights rounded to bf16
-/// if x is in bf16, and otherwise in two terms, whose products are off by 2^-15 at most; int8 codes exactly, with
-/// absmax / 127 as a factor of the sums, and for dx of dy, which in bf16 and with more than 32 rows and 65536 weights
-/// is then rounded to bf16. x in fp16 or fp32 is the sum of numbers in bf16. Subnormal numbers count as 0 there if x is
-/// in bf16. Other x86 processors multiply few rows in bf16 in integers, without AVX-512 or with AVX512_VNNI: values of
-/// the codebook are off by 2^-14.5 of the largest at most, and numbers of x by 2^-9 of the geometric mean of 64. All
-/// x86 processors without AVX-512, and those with AVX512_VNNI and AVX512_VBMI, multiply dx of one row in bf16 in
-/// integers, if blocks have at least 64 weights: products of dy and absmax are off by 2^-9 of the geometric mean of
-/// eight at most. NaN and infinities spread as the formula says.
+/// if x is in bf16, and otherwise the sum of two numbers in bf16, whose products are off by 2^-15 of themselves at
+/// most; int8 codes exactly, with absmax / 127 as a factor of the sums or, for dx, of dy, which in bf16 and with more
+/// than 32 rows and 65536 weights is then rounded to bf16. x in fp16 or fp32 is the sum of numbers in bf16. Subnormal
+/// numbers count as 0 there if x is in bf16. Other x86 processors multiply few rows in bf16 in integers, without
+/// AVX-512 or with AVX512_VNNI: values of the codebook are off by 2^-14.5 of the largest at most, and numbers of x by
+/// 2^-9 of the geometric mean of 64. All x86 processors without AVX-512, and those with AVX512_VNNI and AVX512_VBMI,
+/// multiply dx of one row in bf16 in integers, if blocks have at least 64 weights: products of dy and absmax are off by
+/// 2^-9 of the geometric mean of eight at most. NaN and infinities spread as the formula says.
 ///
 /// The bytes of a result do not depend on the number of threads or on which thread computes what. They do depend on the
 /// instructions of the processor, on the CPU target and on m.

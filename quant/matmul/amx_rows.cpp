@@ -268,10 +268,10 @@ template <class Decoder, class Rows>
 // Fewer rows take less time in other loops. On Granite Rapids, 4096 x 4096 and one thread, tiles take this share of the
 // time of the others:
 //
-//                    y                            dx
-//   bf16, 4 bits     4 rows 1.2, 5 rows 1.0       4 rows 1.3, 5 rows 0.97
-//   fp16, 4 bits     10 rows 1.07, 12 rows 0.85   8 rows 1.14, 10 rows 0.93
-//   int8             6 rows 1.0, 8 rows 0.94      4 rows 1.4, 5 rows 0.8
+//                    y                                    dx
+//   bf16, 4 bits     4 rows 1.1, 5 rows 0.96 to 1.10      4 rows 1.3, 5 rows 0.94
+//   fp16, 4 bits     10 rows 0.95 to 1.06, 12 rows 0.86   8 rows 1.14, 10 rows 0.95
+//   int8             6 rows 1.0, 8 rows 0.83 to 1.05      4 rows 1.4 to 1.7, 5 rows 0.71 to 0.90
 std::size_t min_m(const FourBitRows& /*weight*/, bool transposed, DType dtype) {
   if (dtype == DType::f32) return std::numeric_limits<std::size_t>::max();  // six products would take as long as fp32
   return dtype == DType::bf16 ? 5 : transposed ? 12 : 10;

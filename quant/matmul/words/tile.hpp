@@ -16,9 +16,9 @@ struct Int8Pair {
   std::size_t ahead;
 };
 
-/// Decodes two rows of a weight into words of two bf16 numbers, of which the first row has
-/// the lower one, for a multiple of `multiple` columns. Columns are in groups of a panel, as in a TileKernel: a group
-/// is group_stride words after the one before.
+/// Decodes two rows of a weight into words of two bf16 numbers, of which the first row has the lower one, for a
+/// multiple of `multiple` columns. Columns are in groups of a panel, as in a TileKernel: a group is group_stride words
+/// after the one before.
 struct PairDecoder {
   std::size_t multiple;  ///< of columns, and of blocks
 

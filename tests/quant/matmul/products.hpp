@@ -9,6 +9,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "nibble/matmul.hpp"
@@ -164,13 +165,22 @@ template <class Weight> struct Case {
     return std::numeric_limits<double>::infinity();
   }
 
+  // By how much of itself a product in AMX tiles may be off. What has two terms in bf16 is off by up to 2^-16, and so
+  // is a product besides if that of the second terms of both factors is left out. Four roundings in fp32 come with a
+  // factor and three terms. What has one term is multiplied exactly.
+  [[nodiscard]] double rounding_of_terms() const {
+    constexpr bool is_int8 = std::is_same_v<Weight, Int8Weight>;
+    if (m < 5) return 0;
+    if (dtype == DType::f16) return 0x1p-15;
+    if (dtype == DType::f32) return is_int8 ? 0x1p-22 : 0;
+    return is_int8 && dx ? 0x1p-15 : 0;
+  }
+
   // A CPU target that multiplies bf16 multiplies weights that are rounded to it, and one that multiplies integers those
-  // of a codebook that is rounded, unless there are too many rows or blocks are too small. In AMX tiles, what has two
-  // terms in bf16 may be off by 2^-16 of itself, and a product by 2^-16 besides: that of the second terms of both
-  // factors is left out. Four roundings in fp32 come with factors and with three terms.
+  // of a codebook that is rounded, unless there are too many rows or blocks are too small.
   [[nodiscard]] double least_error(const Doubles& y, const Doubles& w) const {
     double least = error(y, w);
-    if (amx_kernel()) least = std::min(least, error(y, w, {}, dtype == DType::f32 ? 0x1p-22 : 0x1p-15));
+    if (amx_kernel()) least = std::min(least, error(y, w, {}, rounding_of_terms()));
     if (dtype != DType::bf16) return least;
     if (dx && m > 32 && weight.n * weight.k > 65536 && amx_kernel())
       least = std::min(least, error_of_factors(y, weight));
