@@ -1,5 +1,5 @@
 // Kernels for m from 24 to 256, in microseconds: where tune_table.py lets the library's plan change from mma.sync to
-// wgmma.
+// wgmma. It also fits the plan's costs of wgmma to these times, and reads the tile and tile_n in a line's name.
 #include <algorithm>
 #include <functional>
 #include <stdexcept>

@@ -12,6 +12,8 @@ import itertools
 import math
 
 from tune_results import Int8Tile, Loop, Tile, by, texts_of
+from tune_sm90 import MAX_M_OF_FEW_ROWS, Sm90Plan, sm90_plan_of
+from tune_squares import least_squares
 
 Costs = collections.namedtuple("Costs", "bytes_of_a_start bytes_of_an_end bytes_of_adding")
 Device = collections.namedtuple("Device", "capability multiprocessors max_kept_x_bytes has_resident_grid")
@@ -40,7 +42,6 @@ DEFAULT_COSTS = Costs(24_000, 5_500, 2_000_000)
 DEFAULT_INT8_COSTS = Costs(12_000, 6_000, 2_000_000)
 DEFAULT_KEPT_X = 32_000
 DEFAULT_MIN_M_OF_SM90 = 65
-MAX_M_OF_FEW_ROWS = 16  # as max_m_of_few_rows of the plan: up to there another kernel multiplies
 SM90_ROWS = 32  # wgmma takes at least so many rows at a time, so fewer take as long
 DEFAULT_DEVICES = (Device(90, 0, SHARED_LIMIT, True), Device(0, 0, 0, True))
 MIN_GAIN = 0.99  # a change has to take less than this share of the time
@@ -60,6 +61,7 @@ class Plan:
     of_kept_x: list
     min_m_of_sm90: int
     of_min_m: list
+    sm90: Sm90Plan
     devices: list  # (Device, its texts)
     int8_choices: list  # Int8Tile
     of_int8_choices: list
@@ -158,36 +160,6 @@ def fitted_costs(lines):
     return Costs(*(rounded(cost / loop) for cost in costs))
 
 
-def least_squares(rows, values):
-    """The factors of the columns, none of them below zero: a column whose factor would be is left out."""
-    columns = list(range(len(rows[0])))
-    while True:
-        factors = solved([[sum(row[i] * row[j] for row in rows) for j in columns] for i in columns],
-                         [sum(row[i] * value for row, value in zip(rows, values)) for i in columns])  # fmt: skip
-        lowest = min(range(len(columns)), key=lambda i: factors[i])
-        if factors[lowest] >= 0:
-            found = dict(zip(columns, factors))
-            return [found.get(i, 0.0) for i in range(len(rows[0]))]
-        del columns[lowest]
-
-
-def solved(matrix, right):
-    """By Gauss's elimination; columns that depend on others get 0."""
-    n = len(right)
-    scale = [math.sqrt(matrix[i][i]) or 1.0 for i in range(n)]
-    rows = [[matrix[i][j] / scale[i] / scale[j] for j in range(n)] + [right[i] / scale[i]] for i in range(n)]
-    for i in range(n):
-        pivot = max(range(i, n), key=lambda row: abs(rows[row][i]))
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        if abs(rows[i][i]) < 1e-12:
-            rows[i] = [float(j == i) for j in range(n)] + [0.0]
-        for row in range(n):
-            if row != i:
-                factor = rows[row][i] / rows[i][i]
-                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[i])]
-    return [rows[i][n] / rows[i][i] / scale[i] for i in range(n)]
-
-
 def rounded(value):
     """To two digits: no more are known."""
     if value < 1:
@@ -272,7 +244,7 @@ def choices_of_short_runs(lines):
 def plan_of(all_lines):
     rows = [line for line in all_lines if line.stage == "rows"]
     int8 = [line for line in all_lines if line.is_int8]
-    four_bit = [line for line in all_lines if line.stage != "rows" and not line.is_int8]
+    four_bit = [line for line in all_lines if line.stage in ("tiles", "loops", "together") and not line.is_int8]
     lines, short = ([line for line in four_bit if (line.tile.run == 64) == is_long] for is_long in (True, False))
     devices = list(devices_of(lines))
     fitted, int8_fitted = fitted_costs(lines), fitted_costs(int8)
@@ -290,6 +262,7 @@ def plan_of(all_lines):
         of_kept_x=texts_of(lines),
         min_m_of_sm90=min_m or DEFAULT_MIN_M_OF_SM90,
         of_min_m=texts_of(deciding) if min_m else [],
+        sm90=sm90_plan_of(all_lines),
         devices=devices + [(device, []) for device in DEFAULT_DEVICES],
         int8_choices=[tile for m_tiles, default in DEFAULT_INT8_TILES.items() for tile in best_tiles(int8, m_tiles, default)],
         of_int8_choices=texts_of(int8),

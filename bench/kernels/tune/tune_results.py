@@ -3,12 +3,14 @@
 import collections
 import dataclasses
 import json
-import math
 import re
 
 Tile = collections.namedtuple("Tile", "m_tiles n_warps k_warps n_tiles run", defaults=(64,))
 Int8Tile = collections.namedtuple("Int8Tile", "m_tiles n_warps k_warps n_tiles groups")
 Loop = collections.namedtuple("Loop", "barrier loads_first prefetched_steps")
+FewRowsTile = collections.namedtuple("FewRowsTile", "m_tiles n_warps k_warps")
+ManyRowsTile = collections.namedtuple("ManyRowsTile", "rows n_warpgroups k_warpgroups")
+STEPS = ("variants", "many-rows", "few-rows")  # of bench/kernels.sh
 
 
 @dataclasses.dataclass
@@ -22,18 +24,20 @@ class Line:
     m: int
     stage: str
     change: str
-    tile: Tile  # or an Int8Tile; None of a line of many rows
-    loop: Loop  # None of int8
+    tile: Tile  # or another kernel's; None of a line of many rows by mma.sync
+    loop: Loop  # of a Tile
     keeps_x: bool
     splits: int
     overlaps: bool
     is_resident: bool
     is_default: bool
     time: float
+    tile_n: int = 0  # of the two kernels that TMA feeds
 
     @property
     def case(self):
-        return self.run, self.shape, self.m, self.stage == "rows", self.is_int8
+        stage = self.stage if self.stage in ("rows", "few-rows") else "variants"
+        return self.run, self.shape, self.m, stage, self.is_int8
 
     @property
     def is_int8(self):
@@ -47,7 +51,8 @@ class Run:
     capability: int
     multiprocessors: int
     date: str
-    bytes_per_us: float  # of plain reads; NaN where only the kernels for many rows were compared
+    bytes_per_us: float  # of plain reads; None where only kernels that TMA feeds were measured
+    commit: str  # whose kernels were measured, or None
 
     @property
     def text(self):
@@ -75,10 +80,24 @@ def line_of_int8(run, line):
 
 
 def line_of_rows(run, line):
-    """Of the comparison of kernels for many rows of x: the change is the kernel, mma or wgmma."""
+    """Of the comparison of kernels for many rows of x: the change is the kernel, mma or wgmma. Of wgmma, the tile and
+    tile_n are in the name; a `v` and a digit there are versions of the kernel."""
     n, k = n_and_k(line["shape"])
-    return Line(run, line["shape"], n, k, line["m"], "rows", line["kernel"], None, None, False, line["splits"], False, True,
-                line["default"], line["median"])  # fmt: skip
+    found = re.search(r"/wgmma(\d+)x(\d+)x(\d+)(?:v\d)?/n(\d+)/", line["name"])
+    *tile, tile_n = map(int, found.groups()) if found else (0,)
+    tile = ManyRowsTile(*tile) if found else None
+    return Line(run, line["shape"], n, k, line["m"], "rows", line["kernel"], tile, None, False, line["splits"], False,
+                True, line["default"], line["median"], tile_n)  # fmt: skip
+
+
+def line_of_few_rows(run, line):
+    """Of the kernel for few rows of x that TMA feeds. The tile is in the name."""
+    n, k = n_and_k(line["shape"])
+    if not (found := re.search(r"/tile(\d+)x(\d+)x(\d+)/", line["name"])):
+        raise ValueError(f"{run.file}: {line['name']} names no tile")
+    tile = FewRowsTile(*map(int, found.groups()))
+    return Line(run, line["shape"], n, k, line["m"], "few-rows", "none", tile, None, False, line["splits"], False, True,
+                line["default"], line["median"], line["tile_n"])  # fmt: skip
 
 
 def read_results(paths):
@@ -86,18 +105,30 @@ def read_results(paths):
     results = []
     for path in paths:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-        lines = [line for line in lines if line.get("step", "variants").split("/")[0] in ("variants", "many-rows")]
-        device = next((line for line in lines if line.get("kind") == "device"), None)
+        lines = [line for line in lines if line.get("step", "variants").split("/")[0] in STEPS]
         read = next((line for line in lines if line.get("name") == "read/kernel"), None)
-        if device is None:
-            continue
-        run = Run(path.name, device["gpu"], device["capability"], device["multiprocessors"], device["date"],
-                  1e3 * read["gb_s"] if read else math.nan)  # fmt: skip
-        if read:  # the comparison of kernels for many rows needs no bandwidth
-            results += [line_of(run, line) for line in lines if "variant" in line and "median" in line]
-            results += [line_of_int8(run, line) for line in lines if "int8_variant" in line and "median" in line]
-        results += [line_of_rows(run, line) for line in lines if "kernel" in line and "median" in line]
+        commit = run = None
+        for line in lines:
+            if line.get("kind") == "run":
+                commit = line.get("commit")
+            elif line.get("kind") == "device":
+                run = Run(path.name, line["gpu"], line["capability"], line["multiprocessors"], line["date"],
+                          1e3 * read["gb_s"] if read else None, commit)  # fmt: skip
+            elif run and "median" in line:
+                results += lines_of(run, line)
     return results
+
+
+def lines_of(run, line):
+    """None or one. The variants need a bandwidth; the kernels that TMA feeds do not."""
+    if "kernel" in line:
+        yield line_of_rows(run, line)
+    elif line["name"].startswith("few-rows/"):
+        yield line_of_few_rows(run, line)
+    elif run.bytes_per_us and "variant" in line:
+        yield line_of(run, line)
+    elif run.bytes_per_us and "int8_variant" in line:
+        yield line_of_int8(run, line)
 
 
 def texts_of(lines):

@@ -3,10 +3,11 @@
 
 usage: tune_table.py            writes the table
        tune_table.py --check    fails unless the committed table is the one that the committed results give
-       tune_table.py --report   for each case, how much slower the library's configuration was than the best one
+       tune_table.py --report   for each case, how much slower the library's configuration was than the best one; of
+                                kernels that TMA feeds, the one that the results give
 
 The results are bench/results/tune*.jsonl. Without any, the table has estimates and says so. tune_results.py reads them,
-tune_plan.py chooses by them.
+tune_plan.py and tune_sm90.py choose by them.
 """
 
 import pathlib
@@ -15,6 +16,7 @@ import sys
 from tune_estimates import MIN_LIBRARY_M, MULTIPROCESSORS_TO_FILL, NOT_MEASURED
 from tune_plan import DEFAULT_LOOP, ROWS, ROWS_OF_SHORT_RUNS, plan_of
 from tune_results import Int8Tile, by, read_results
+from tune_sm90 import FEW_ROWS_TILES, few_rows_lines, line_of_plan, many_rows_lines, slowdowns, sm90_plan_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TABLE = ROOT / "kernels" / "host" / "matmul" / "matmul_tuned.hpp"
@@ -68,6 +70,12 @@ def costs_text(costs, texts, estimate):
     .bytes_of_an_end = {number(costs.bytes_of_an_end)},
     .bytes_of_adding = {number(costs.bytes_of_adding)},
 }};"""
+
+
+def kernel_text(tile, numbers):
+    """A kernel that TMA feeds, with its figures: the m that it is for, its costs."""
+    members = ", ".join(f".{name} = {value}" for name, value in tile._asdict().items())
+    return f"    {{{{{members}}}, {', '.join(map(number, numbers))}}},"
 
 
 def device_text(device, texts):
@@ -128,6 +136,27 @@ inline constexpr u64 bytes_of_kept_x = {number(plan.bytes_of_kept_x)};
 {commented(plan.of_min_m, "/// ")}
 inline constexpr u64 min_m_of_sm90 = {plan.min_m_of_sm90};
 
+/// How many clusters of 1, 2, 4 and 8 blocks an H100 or an H200 runs at a time: of the numbers that fit the results,
+/// the one in the middle. Clusters of 4 and 8 leave some of the 132 multiprocessors idle; the reason is not known.
+///
+{commented(plan.sm90.of_clusters, "/// ")}
+inline constexpr std::array<u64, 4> clusters_to_fill{{{", ".join(map(str, plan.sm90.clusters))}}};
+
+/// The kernels of FourBitMatmulFewRows that are compiled. Of those for an m the estimate takes the cheapest, and of
+/// equally cheap ones the first.
+///
+{commented(plan.sm90.of_few_rows, "/// ")}
+inline constexpr std::array<FewRowsChoice, {len(plan.sm90.few_rows)}> few_rows_choices{{{{
+{newline.join(kernel_text(tile, (*FEW_ROWS_TILES[tile], *costs)) for tile, costs in plan.sm90.few_rows.items())}
+}}}};
+
+/// The kernels of FourBitMatmulSm90 that are compiled. For any m, the estimate takes the cheapest.
+///
+{commented(plan.sm90.of_many_rows, "/// ")}
+inline constexpr std::array<Sm90Choice, {len(plan.sm90.many_rows)}> sm90_choices{{{{
+{newline.join(kernel_text(tile, costs) for tile, costs in plan.sm90.many_rows.items())}
+}}}};
+
 /// The first row that a device fits: its capability, its multiprocessors, max_kept_x_bytes, has_resident_grid.
 inline constexpr std::array<DeviceTuning, {len(plan.devices)}> devices{{{{
 {newline.join(device_text(device, texts) for device, texts in plan.devices)}
@@ -157,12 +186,16 @@ inline constexpr u64 min_library_m = {MIN_LIBRARY_M};
 
 
 def report(lines):
+    sm90 = sm90_plan_of(lines)
     for case in by(lines, lambda line: line.case).values():
-        (first, *_), where = case, "{0.run.gpu}, {0.shape}, m {0.m}".format(case[0])
+        first, where = case[0], "{0.run.gpu}, {0.shape}, m {0.m}".format(case[0])
         if first.stage == "rows":
             best = ", ".join(f"{kernel} {min(line.time for line in same):.2f} us"
                              for kernel, same in by(case, lambda line: line.change).items())  # fmt: skip
-            print(f"{where}: {best}")
+            print(f"{where}: {best}{sm90_text(sm90, many_rows_lines(case))}")
+            continue
+        if first.stage == "few-rows":
+            print(f"{where}: few rows {min(line.time for line in case):.2f} us{sm90_text(sm90, few_rows_lines(case))}")
             continue
         default = min((line.time for line in case if line.is_default), default=None)
         best = min(case, key=lambda line: line.time)
@@ -173,6 +206,21 @@ def report(lines):
         else:
             print(f"{where}: {text}, {tuple(best.loop)}, splits {best.splits}, keeps_x {best.keeps_x}, "
                   f"overlaps {best.overlaps}, resident {best.is_resident}")  # fmt: skip
+    for name, own in (("few rows", few_rows_lines(lines)), ("many rows", many_rows_lines(lines))):
+        for gpu, same in sorted(by(own, lambda line: line.run.gpu).items()):
+            if some := list(slowdowns(sm90, same)):
+                print(f"{gpu}, {name}: the plan's launches take {sum(some) / len(some):.2%} longer than the fastest on "
+                      f"average, and at most {max(some):.2%}")  # fmt: skip
+
+
+def sm90_text(plan, case):
+    """The fastest launch of a kernel that TMA feeds, and how much longer the plan's takes; nothing without lines of the
+    present kernel."""
+    if not case:
+        return ""
+    best, own = min(case, key=lambda line: line.time), line_of_plan(plan, case)
+    longer = f"takes {own.time / best.time - 1:.1%} longer" if own else "was not measured"
+    return f", by {tuple(best.tile)}, tile_n {best.tile_n}, splits {best.splits}; the plan's launch {longer}"
 
 
 def main():

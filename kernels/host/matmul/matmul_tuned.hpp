@@ -65,6 +65,38 @@ inline constexpr u64 bytes_of_kept_x = 0;
 /// bench/results/tune_H200.jsonl, NVIDIA H200, 2026-11-28.
 inline constexpr u64 min_m_of_sm90 = 17;
 
+/// How many clusters of 1, 2, 4 and 8 blocks an H100 or an H200 runs at a time: of the numbers that fit the results,
+/// the one in the middle. Clusters of 4 and 8 leave some of the 132 multiprocessors idle; the reason is not known.
+///
+/// bench/results/tune_H200.jsonl, NVIDIA H200, 2026-11-28; bench/results/tune_few_rows_H100.jsonl, NVIDIA H100 80GB
+/// HBM3, 2026-11-26; bench/results/tune_few_rows_H200.jsonl, NVIDIA H200, 2026-11-28.
+inline constexpr std::array<u64, 4> clusters_to_fill{132, 66, 30, 13};
+
+/// The kernels of FourBitMatmulFewRows that are compiled. Of those for an m the estimate takes the cheapest, and of
+/// equally cheap ones the first.
+///
+/// bench/results/tune_few_rows_H100.jsonl, NVIDIA H100 80GB HBM3, 2026-11-26; bench/results/tune_few_rows_H200.jsonl,
+/// NVIDIA H200, 2026-11-28.
+inline constexpr std::array<FewRowsChoice, 4> few_rows_choices{{
+    {{.m_tiles = 1, .n_warps = 1, .k_warps = 16}, 0, 8, 32, 21, 103, 665, 934},
+    {{.m_tiles = 1, .n_warps = 4, .k_warps = 4}, 5, 8, 167, 9, 21, 840, 856},
+    {{.m_tiles = 2, .n_warps = 2, .k_warps = 8}, 9, 16, 382, 0, 32, 548, 1'348},
+    {{.m_tiles = 2, .n_warps = 4, .k_warps = 4}, 9, 16, 188, 2, 32, 753, 1'034},
+}};
+
+/// The kernels of FourBitMatmulSm90 that are compiled. For any m, the estimate takes the cheapest.
+///
+/// bench/results/tune_H200.jsonl, NVIDIA H200, 2026-11-28.
+inline constexpr std::array<Sm90Choice, 7> sm90_choices{{
+    {{.rows = 32, .n_warpgroups = 4, .k_warpgroups = 1}, 621, 304, 2'076, 3'228},
+    {{.rows = 32, .n_warpgroups = 2, .k_warpgroups = 2}, 447, 248, 2'434, 2'169},
+    {{.rows = 64, .n_warpgroups = 4, .k_warpgroups = 1}, 737, 409, 2'251, 3'141},
+    {{.rows = 64, .n_warpgroups = 3, .k_warpgroups = 1}, 511, 447, 2'240, 3'018},
+    {{.rows = 64, .n_warpgroups = 2, .k_warpgroups = 2}, 554, 332, 2'755, 2'042},
+    {{.rows = 96, .n_warpgroups = 3, .k_warpgroups = 1}, 822, 545, 2'400, 2'324},
+    {{.rows = 128, .n_warpgroups = 2, .k_warpgroups = 1}, 910, 627, 2'205, 2'256},
+}};
+
 /// The first row that a device fits: its capability, its multiprocessors, max_kept_x_bytes, has_resident_grid.
 inline constexpr std::array<DeviceTuning, 3> devices{{
     // bench/results/tune_H100.jsonl, NVIDIA H100 80GB HBM3, 2026-11-26.

@@ -1,5 +1,7 @@
 // What the plans of products are made of. matmul_tuned.hpp has the values.
 #pragma once
+#include "kernels/matmul/four_bit/four_bit_matmul_few_rows_tile.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_sm90_tile.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_tile.hpp"
 #include "kernels/matmul/int8/int8_matmul_tile.hpp"
 
@@ -25,6 +27,24 @@ namespace four_bit_matmul {
 
 using Tile = FourBitMatmulTile;
 using Choice = TileChoice<Tile>;
+
+/// A kernel of FourBitMatmulFewRows, the m that it is for, and the times that the plan expects of its launches, in
+/// nanoseconds. What every launch of a product needs is left out.
+struct FewRowsChoice {
+  FourBitMatmulFewRowsTile tile;
+  u64 min_m, max_m;
+  u64 of_a_step, of_a_row, of_16_n;  // a step lasts of_a_step, of_a_row more for each row of x, of_16_n for 16 of n
+  u64 of_8_rows;                     // the end of a tile, for each 8 rows of x
+  u64 of_adding;                     // the sums of blocks that divide k
+};
+
+/// A kernel of FourBitMatmulSm90, and the times that the plan expects of its launches, in nanoseconds.
+struct Sm90Choice {
+  FourBitMatmulSm90Tile tile;
+  u64 of_a_step, of_64_n;  // a step lasts of_a_step, and of_64_n more for each 64 of n
+  u64 of_32_rows;          // adding so many rows of the sums of warpgroups or blocks that divide k
+  u64 of_a_start;
+};
 
 /// How a device runs a configuration: nothing here changes the order of additions.
 struct DeviceTuning {

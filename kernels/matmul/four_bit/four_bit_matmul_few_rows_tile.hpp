@@ -15,6 +15,7 @@ struct FourBitMatmulFewRowsTile {
   u32 k_warps;      // ... and along k; 16 in all
   u32 n_tiles = 2;  // of 16 along n, for each warp
 
+  static constexpr u32 code_stages = 4;  // of a step each, filled and emptied in turn
   [[nodiscard]] constexpr u32 threads() const { return 32 * n_warps * k_warps; }  // that multiply
   [[nodiscard]] constexpr u32 max_m() const { return 8 * m_tiles; }
   [[nodiscard]] constexpr u32 block_n() const { return 16 * n_tiles * n_warps; }

@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import pathlib
+import re
 import sys
 import tempfile
 import unittest.mock
@@ -22,12 +23,31 @@ from tune_plan import (  # noqa: E402
     DEFAULT_TILES,
     SHORT_RUNS,
     Costs,
-    least_squares,
     min_blocks,
     plan_of,
     rounded,
 )
-from tune_results import Int8Tile, Loop, Tile, read_results, texts_of  # noqa: E402
+from tune_results import FewRowsTile, Int8Tile, Loop, ManyRowsTile, Tile, read_results, texts_of  # noqa: E402
+from tune_sm90 import (  # noqa: E402
+    FEW_ROWS_TILES,
+    MANY_ROWS_TILES,
+    OLDER_MANY_ROWS,
+    SPLITS,
+    FewRowsCosts,
+    ManyRowsCosts,
+    dot,
+    equations,
+    few_rows_config,
+    few_rows_factors,
+    few_rows_lines,
+    fitted_clusters,
+    many_rows_config,
+    many_rows_factors,
+    many_rows_lines,
+    slowdowns,
+    sm90_plan_of,
+)
+from tune_squares import least_squares  # noqa: E402
 from tune_table import commented, number, text_of  # noqa: E402
 from tune_table import main as tune_table  # noqa: E402
 
@@ -73,7 +93,7 @@ def int8_result(shape, m, tile, splits=1, factor=1.0, known=KNOWN):
 
 
 def device(multiprocessors=132, capability=90):
-    yield {"kind": "run", "date": "later"}
+    yield {"kind": "run", "date": "later", "commit": "another"}
     yield {"step": "table", "kind": "device", "gpu": "another", "capability": 1, "multiprocessors": 1, "date": "never"}
     yield {"step": "variants/4096x4096", "kind": "device", "gpu": "a device", "capability": capability,
            "multiprocessors": multiprocessors, "date": "2027-01-02"}  # fmt: skip
@@ -215,8 +235,7 @@ def test_many_rows():
     def lines(wgmma):
         for shape, (m, ratio) in itertools.product(SHAPES, wgmma.items()):
             for kernel, splits, time in (("mma", 1, 10), ("wgmma", 1, 10 * ratio), ("wgmma", 2, 20)):
-                yield {"step": "many-rows", "shape": shape, "m": m, "kernel": kernel, "splits": splits,
-                       "default": False, "median": time}  # fmt: skip
+                yield {**rows_result(shape, m, kernel, time), "splits": splits}
 
     for wgmma, expected in [({33: 1.2, 64: 0.9, 128: 0.7}, 64), ({33: 0.9, 64: 1.1, 128: 0.7}, 128),
                             ({33: 0.9, 64: 0.8}, 33), ({64: 1.2, 128: 1.1}, 129),
@@ -236,7 +255,171 @@ def test_many_rows():
 
 
 def rows_result(shape, m, kernel, time):
-    return {"step": "many-rows", "shape": shape, "m": m, "kernel": kernel, "splits": 2, "default": True, "median": time}
+    return {"step": "many-rows", "name": "any", "shape": shape, "m": m, "kernel": kernel, "splits": 2, "default": True,
+            "median": time}  # fmt: skip
+
+
+# -- The kernels that TMA feeds. So many clusters of 1, 2, 4 and 8 blocks run at a time.
+CLUSTERS = (132, 64, 29, 14)
+FEW_ROWS = dict(zip(FEW_ROWS_TILES, itertools.starmap(FewRowsCosts, (
+    (40, 20, 110, 600, 900), (170, 9, 22, 800, 850), (380, 3, 33, 550, 1300), (190, 2, 31, 750, 1000)))))  # fmt: skip
+MANY_ROWS = dict(zip(MANY_ROWS_TILES, itertools.starmap(ManyRowsCosts, (
+    (620, 310, 2100, 3200), (450, 250, 2400, 2200), (740, 410, 2300, 3100), (510, 450, 2200, 3000), (550, 330, 2800, 2000),
+    (820, 540, 2400, 2300), (910, 630, 2200, 2250)))))  # fmt: skip
+# With tiles of 128 of n: 64 and 65 of them, 29 and 30, 14 and 15.
+SM90_N = (8192, 8320, 3712, 3840, 1792, 1920)
+
+
+def few_rows_result(n, m, tile, tile_n, splits, factor=1.0):
+    name = f"few-rows/{n}x4096/m{m}/tile{tile.m_tiles}x{tile.n_warps}x{tile.k_warps}/n{tile_n}/splits{splits}"
+    costs = FEW_ROWS.get(tile, FewRowsCosts(1, 1, 1, 1, 1))
+    time = 2000 + n / 4 + 30 * m + dot(costs, few_rows_factors(CLUSTERS, tile, tile_n, splits, m, n, 4096))
+    return {"step": "few-rows", "name": name, "shape": f"{n}x4096", "m": m, "tile_n": tile_n, "splits": splits,
+            "default": False, "median": factor * time / 1e3}  # fmt: skip
+
+
+def few_rows_results():
+    for n, m, tile, splits in itertools.product(SM90_N, (1, 8, 16), FEW_ROWS_TILES, SPLITS):
+        for tile_n in (32 * tile.n_warps, 16 * tile.n_warps):
+            if m <= 8 * tile.m_tiles and splits * 64 * tile.k_warps <= 4096:
+                yield few_rows_result(n, m, tile, tile_n, splits)
+
+
+def many_rows_result(n, m, tile, tile_n, splits, factor=1.0):
+    kernel = f"wgmma{tile.rows}x{tile.n_warpgroups}x{tile.k_warpgroups}v1"
+    name = f"many-rows/{n}x4096/m{m}/{kernel}/n{tile_n}/splits{splits}"
+    costs = MANY_ROWS.get(tile, ManyRowsCosts(1, 1, 1, 1))
+    time = dot(costs, many_rows_factors(CLUSTERS, tile, tile_n, splits, m, n, 4096))
+    return {"step": "many-rows", "name": name, "shape": f"{n}x4096", "m": m, "kernel": "wgmma", "splits": splits,
+            "default": False, "median": factor * time / 1e3}  # fmt: skip
+
+
+def many_rows_results():
+    for n, m, tile, splits in itertools.product(SM90_N, (32, 64, 128), MANY_ROWS_TILES, SPLITS):
+        for tile_n in (64 * tile.n_warpgroups, 64):
+            yield many_rows_result(n, m, tile, tile_n, splits)
+
+
+def sm90_of(text):
+    return text.split("/// How many clusters of")[1].split("/// The first row that a device fits")[0]
+
+
+def test_sm90_costs():
+    """The fit finds the costs that times were made of, and the numbers of clusters; other lines change nothing."""
+    lines = [*device(), *few_rows_results(), *many_rows_results()]
+    own = sm90_of(table_of(lines))
+    has(own, "clusters_to_fill{132, 64, 29, 14};")
+    for tile, costs in FEW_ROWS.items():
+        members = f".m_tiles = {tile.m_tiles}, .n_warps = {tile.n_warps}, .k_warps = {tile.k_warps}"
+        has(own, f"    {{{{{members}}}, {', '.join(map(number, (*FEW_ROWS_TILES[tile], *costs)))}}},")
+    for tile, costs in MANY_ROWS.items():
+        members = f".rows = {tile.rows}, .n_warpgroups = {tile.n_warpgroups}, .k_warpgroups = {tile.k_warpgroups}"
+        has(own, f"    {{{{{members}}}, {', '.join(map(number, costs))}}},")
+    run = "/// bench/results/tune_0.jsonl, a device, 2027-01-02.\n"
+    expect(own.count(run + "inline constexpr std::array<") == 3, f"the runs of the figures are not said in\n{own}")
+    # Kernels that are not compiled, and rows that this kernel does not take.
+    others = []
+    for splits in SPLITS:
+        others += [few_rows_result(1792, 16, FewRowsTile(4, 4, 4), 64, splits, factor=9)]
+        others += [few_rows_result(1792, 8, FewRowsTile(1, 2, 8), 64, splits, factor=9)]
+        others += [few_rows_result(1792, 24, tile, 32, splits, factor=splits) for tile in FEW_ROWS_TILES]
+    others += [many_rows_result(1792, 64, ManyRowsTile(64, 1, 1), 64, splits, factor=9) for splits in SPLITS]
+    expect(sm90_of(table_of([*lines, *others * 9])) == own, "costs depend on other kernels or rows")
+    # Those of an older kernel, in a file of their own or in the same one.
+    older = [{"kind": "run", "commit": OLDER_MANY_ROWS[0]}, *[*device()][2:-1],
+             *(many_rows_result(n, 64, tile, 64, splits, factor=1 + splits)
+               for n, tile, splits in itertools.product(SM90_N, MANY_ROWS_TILES, SPLITS))]  # fmt: skip
+    expect(sm90_of(table_of(lines, older)) == own, "costs depend on an older kernel")
+    expect(sm90_of(table_of([*lines, *older])) == own, "costs depend on an older kernel in the same file")
+    for commit in (OLDER_MANY_ROWS[0] + "-dirty", OLDER_MANY_ROWS[0][:7], OLDER_MANY_ROWS[0] + "0123", None):
+        found = sm90_of(table_of(lines, [{**older[0], "commit": commit}, *older[1:]]))
+        expect(found == own, f"costs depend on an older kernel whose commit is {commit}")
+    newer = [{**older[0], "commit": "another"}, *older[1:]]
+    expect(sm90_of(table_of(lines, newer)) != own, "a second run does not count")
+
+
+def test_sm90_clusters():
+    """Of the numbers that no launch tells apart, the one in the middle: 60 to 66, 28 and 29, 14."""
+    lines = read([*device(), *(line for line in few_rows_results() if line["shape"] in ("1792x4096", "1920x4096"))])
+    found = fitted_clusters(lines, [])
+    expect(found == (132, 63, 28, 14), f"{found} clusters run at a time")
+
+
+def test_sm90_estimates():
+    """Without results of each of the kernels there are estimates, for each of the two families by itself."""
+    nothing = sm90_of(table_of())
+    has(nothing, "clusters_to_fill{132, 66, 33, 16};", "k_warps = 16}, 0, 8, 150, 11, 256, 450, 2'500},",
+        "{{.rows = 128, .n_warpgroups = 2, .k_warpgroups = 1}, 1'000, 600, 2'500, 2'000},")  # fmt: skip
+    expect(nothing.count("/// An estimate, not measured.\n") == 3, f"estimates are not called so in\n{nothing}")
+    lacking = [line for line in few_rows_results() if "tile2x2x8" not in line["name"]]
+    lacking += [line for line in many_rows_results() if "wgmma96x3x1" not in line["name"]]
+    expect(sm90_of(table_of([*device(), *lacking])) == nothing, "costs are fitted although a kernel was not measured")
+    few = sm90_of(table_of([*device(), *few_rows_results()]))
+    has(few, "clusters_to_fill{132, 64, 29, 14};")
+    of_many = [text.split("/// The kernels of FourBitMatmulSm90")[1] for text in (few, nothing)]
+    expect(of_many[0] == of_many[1], "few rows change the costs for many")
+    expect(few.count("/// An estimate, not measured.\n") == 1, f"more than one estimate in\n{few}")
+
+
+def test_sm90_weights():
+    """The error of a launch that takes twice as long as the fastest counts a quarter."""
+    line = many_rows_result(1792, 64, ManyRowsTile(128, 2, 1), 128, 1)
+    case = read([*device(), {**line, "median": 4.0}, {**line, "median": 8.0}])
+    found = [(value, offset) for _, _, value, offset in equations(case, CLUSTERS)]
+    expect(found == [(1.0, 1 / 4000), (0.25, 1 / 32000)], f"the weights are {found}")
+    (_, factors, _, _), _ = equations(case, CLUSTERS)
+    expect(factors == [16 / 4000, 32 / 4000, 0, 1 / 4000], f"the factors are {factors}")
+
+
+def test_sm90_reading():
+    (few,) = read([*device()][:-1] + [few_rows_result(1792, 8, FewRowsTile(1, 4, 4), 112, 2)])
+    own = (few.stage, few.tile, few.tile_n, few.splits, few.m, few.n, few.k, few.run.commit)
+    wanted = ("few-rows", FewRowsTile(1, 4, 4), 112, 2, 8, 1792, 4096, "another")
+    expect(own == wanted, f"a line of few rows is read as {own}")
+    nameless = {**few_rows_result(1792, 8, FewRowsTile(1, 4, 4), 112, 2), "name": "few-rows/no"}
+    try:
+        read([*[*device()][:-1], nameless])
+        expect(False, "a line without a tile is read")
+    except ValueError as error:
+        expect(str(error) == "tune_0.jsonl: few-rows/no names no tile", f"it is refused with: {error}")
+    line = many_rows_result(1792, 64, ManyRowsTile(64, 3, 1), 192, 4)
+    for name in (line["name"], line["name"].replace("v1", "")):
+        (many,) = read([{"kind": "run", "commit": "one"}, *[*device()][1:], {**line, "name": name}])
+        own = (many.stage, many.change, many.tile, many.tile_n, many.splits, many.run.commit)
+        expect(own == ("rows", "wgmma", ManyRowsTile(64, 3, 1), 192, 4, "one"), f"a line of many rows is read as {own}")
+    expect(many_rows_lines([many]) == [many] and few_rows_lines([few, many]) == [few], "lines are mixed up")
+
+
+def test_sm90_choices():
+    """The estimates are those of the library, whose tests know some of its choices; and they find fast launches."""
+    committed = read_results(sorted((ROOT / "bench" / "results").glob("tune*.jsonl")))
+    plan = sm90_plan_of(committed)
+    expect(plan.clusters == (132, 66, 30, 13), f"{plan.clusters} clusters run at a time")  # docs/four-bit-matmul.md
+    path = ROOT / "tests" / "kernels" / "host" / "matmul" / "four_bit" / "four_bit_matmul_config_test.cpp"
+    _, many, few = re.split(r"ManyRowsHaveAKernel|FewRowsHaveAKernel", path.read_text(encoding="utf-8"))
+    for text, config, least in ((many, many_rows_config, 15), (few, few_rows_config, 12)):
+        known = re.findall(r"EXPECT_EQ\(plan\((\d+), (\d+), (\d+)\), \(Plan\{(\d+), (\d+), (\d+)\}\)\);", text)
+        expect(len(known) >= least, f"{path} has only {len(known)} known choices")
+        for m, n, k, *wanted in (map(int, one) for one in known):
+            launch = config(plan, m, n, k)
+            size = launch.tile.n_warps if config is few_rows_config else launch.tile.rows
+            found = [size, launch.tile_n, launch.splits]
+            expect(found == wanted, f"{m} x {n} x {k} has {found}, and in the library {wanted}")
+    # Turns, steps and rows as in the same test: 7 x 8, 2 x 32, 1 x 16, and 1 x 4 in a cluster.
+    for m, n, k, wanted in ((1, 28672, 8192, (56, 56, 112, 7, 0)), (8, 28672, 8192, (64, 512, 448, 2, 0)),
+                            (16, 14336, 4096, (16, 256, 112, 2, 0)), (16, 4096, 4096, (4, 64, 16, 2, 1))):  # fmt: skip
+        launch = few_rows_config(plan, m, n, k)
+        found = few_rows_factors(plan.clusters, *launch[:3], m, n, k)
+        expect(found == wanted, f"{m} x {n} x {k} has the factors {found}")
+    for m, n, k, wanted in ((256, 28672, 8192, (128, 256, 0, 1)), (64, 14336, 4096, (16, 32, 0, 1)),
+                            (128, 4096, 4096, (8, 16, 2, 1))):  # fmt: skip
+        launch = many_rows_config(plan, m, n, k)
+        found = many_rows_factors(plan.clusters, *launch[:3], m, n, k)
+        expect(found == wanted, f"{m} x {n} x {k} has the factors {found}")
+    for own in (few_rows_lines(committed), many_rows_lines(committed)):
+        slower = list(slowdowns(plan, own))
+        expect(len(slower) == len({line.case for line in own}), "a launch of the plan was not measured")
+        expect(sum(slower) / len(slower) < 0.005, f"the plan's launches take longer by {slower}")
 
 
 def test_reading():
@@ -337,6 +520,10 @@ def test_writing():
         table.parent.mkdir(parents=True)
         int8 = {**int8_result(SHAPES[0], 1, DEFAULT_INT8_TILES[1][0]), "median": 30.0, "default": True}
         lines = [*device(), *tile_results(), rows_result("4096x4096", 64, "mma", 8.0)]
+        few = [{**few_rows_result(1024, 16, FewRowsTile(2, 2, 8), tile_n, splits), "median": time}
+               for tile_n, splits, time in ((64, 4, 5.0), (64, 8, 6.0))]  # fmt: skip
+        many = {**many_rows_result(1792, 64, ManyRowsTile(32, 2, 2), 64, 8), "median": 7.0}
+        lines += [*few, {**few[0], "m": 24}, many]
         slow = {**result(SHAPES[0], 1, "tiles", "none", DEFAULT_TILES[1][0], factor=0.5), "median": 100.0, "default": True}
         fast = {**slow, "median": 50.0, "default": False}
         lines = [line for line in lines if line.get("m") != 1] + [slow, fast, int8]
@@ -353,8 +540,21 @@ def test_writing():
         expect("a device, 4096x4096, m 1: 50.00 us, default 2.00: (1, 2, 4, 2, 64)" in report, report)
         expect("a device, 4096x4096, m 1, int8: 30.00 us, default 1.00: (1, 2, 4, 2, 2), splits 1\n" in report, report)
         expect("a device, 4096x4096, m 64: mma 8.00 us\n" in report, report)
+        own = few_rows_config(sm90_plan_of([]), 16, 1024, 4096)
+        expect((own.tile, own.tile_n, own.splits) == (FewRowsTile(2, 2, 8), 64, 8), f"the estimates choose {own}")
+        has(
+            report,
+            "a device, 1024x4096, m 16: few rows 5.00 us, by (2, 2, 8), tile_n 64, splits 4; "
+            "the plan's launch takes 20.0% longer\n",
+            "a device, 1024x4096, m 24: few rows 5.00 us\n",
+            "a device, 1792x4096, m 64: wgmma 7.00 us, by (32, 2, 2), tile_n 64, splits 8; "
+            "the plan's launch was not measured\n",
+            "a device, few rows: the plan's launches take 20.00% longer",
+        )
+        expect("a device, many rows" not in report, report)
         expect("default not measured" in report, report)
-        expect(len(report.splitlines()) == len({line.case for line in read(lines)}), f"a case is reported twice: {report}")
+        cases = {line.case for line in read(lines)}
+        expect(len(report.splitlines()) == len(cases) + 1, f"a case is reported twice: {report}")
         expect("usage:" in run(root, "--fast", fails=True), "an unknown option is taken")
 
 
@@ -383,7 +583,8 @@ def test_no_results():
 
 def main():
     for test in (test_costs, test_tiles, test_loops, test_devices, test_devices_whose_x_was_not_kept, test_many_rows, test_reading,
-                 test_short_runs, test_int8, test_writing, test_no_results):  # fmt: skip
+                 test_short_runs, test_int8, test_sm90_costs, test_sm90_clusters, test_sm90_estimates, test_sm90_weights,
+                 test_sm90_reading, test_sm90_choices, test_writing, test_no_results):  # fmt: skip
         test()
 
 

@@ -11,12 +11,6 @@ using device::ceil_div;
 
 constexpr u64 bytes_of_weights(u64 weights) { return weights * 33 / 64; }
 
-/// Clusters of so many blocks that an H100 is sure to run at a time. A cluster is of one group of 16 or 18
-/// multiprocessors; 32 clusters of 4 and 16 of 8 were too many on the one that was measured.
-constexpr u64 clusters_to_fill(u64 blocks) {
-  return (blocks <= 2 ? multiprocessors_to_fill : blocks == 4 ? 120 : 104) / blocks;
-}
-
 /// With the number of splits that costs least.
 ///
 /// Blocks take tiles in turn, so the time is that of the one with the most. Partial sums, and x if a block cannot keep
@@ -38,7 +32,8 @@ LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, bool may_split) 
 }
 
 /// The same for FourBitMatmulSm90, where a split is a block of a cluster, and clusters take items in turn. It chooses
-/// among launches like those that bench_tune --many-rows measures.
+/// among launches like those that bench_tune --many-rows measures. bench/kernels/tune/tune_sm90.py fits the costs of
+/// this function and the next, and has the same two functions.
 Sm90Config sm90_config_with(const Sm90Choice& choice, u64 m, u64 n, u64 k) {
   const FourBitMatmulSm90Tile& tile = choice.tile;
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.step_k)), chunks = ceil_div<u64>(m, tile.rows);
@@ -47,7 +42,7 @@ Sm90Config sm90_config_with(const Sm90Choice& choice, u64 m, u64 n, u64 k) {
     for (u32 tile_n = tile.block_n(); 2 * tile_n >= tile.block_n(); tile_n -= 64) {
       const u64 items = ceil_div<u64>(n, tile_n) * chunks;
       if (splits > 1 && items * splits > 2 * multiprocessors_to_fill) continue;
-      const u64 turns = std::max<u64>(1, ceil_div(items, clusters_to_fill(splits)));
+      const u64 turns = std::max<u64>(1, ceil_div(items, clusters_of(splits)));
       const u64 of_steps = ceil_div<u64>(steps, splits) * (choice.of_a_step + tile_n / 64 * choice.of_64_n);
       const bool adds = splits > 1 || tile.k_warpgroups > 1;
       const u64 of_adding = adds ? ceil_div<u64>(std::min<u64>(m, tile.rows), 32) * choice.of_32_rows : 0;
@@ -57,25 +52,21 @@ Sm90Config sm90_config_with(const Sm90Choice& choice, u64 m, u64 n, u64 k) {
   return best;
 }
 
-/// The same for FourBitMatmulFewRows, where a split is a block of a cluster. Clusters take tiles in turn, and tiles are
-/// as small as they can be without another turn, so that all clusters have as much to do.
-///
-/// The times were fitted to those of an H100 (bench/results/few_rows_H100.jsonl). They leave out what every launch
-/// takes, about 3 us, since they only have to find the fastest.
-FewRowsConfig few_rows_config_with(const FourBitMatmulFewRowsTile& tile, u64 m, u64 n, u64 k) {
-  constexpr u64 ns_of_a_row = 11, ns_of_8_rows = 700, ns_of_adding = 2500;
+/// The same for FourBitMatmulFewRows, where a split is a block of a cluster. Clusters take tiles in turn. Tiles are as
+/// small as they can be without another turn, so that all clusters have as much to do; those of clusters of 4 and 8 are
+/// the largest, since no others were measured that take one turn.
+FewRowsConfig few_rows_config_with(const FewRowsChoice& choice, u64 m, u64 n, u64 k) {
+  const FourBitMatmulFewRowsTile& tile = choice.tile;
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
   FewRowsConfig best{};
   for (u32 splits = 1; splits <= std::min<u64>(steps, device::max_cluster); splits *= 2) {
-    const u64 clusters = clusters_to_fill(splits), turns = std::max<u64>(1, ceil_div(n, clusters * tile.block_n()));
-    const u64 tile_n = std::max<u64>(1, ceil_div(n, clusters * turns * 16)) * 16;
-    const u64 weights_of_a_step = tile_n * tile.block_k();
-    // A tile of 32 of n has few sums, and memory limits its steps.
-    const u64 ns_of_a_step = 150 + ns_of_a_row * m + weights_of_a_step / (tile.n_warps == 1 ? 64 : 58);
-    const u64 ns_of_an_end = tile.n_warps == 1 ? 450 : ceil_div<u64>(m, 8) * ns_of_8_rows;
-    const u64 of_a_tile = ceil_div<u64>(steps, splits) * ns_of_a_step + ns_of_an_end;
-    const u64 cost = turns * (of_a_tile + (splits > 1 ? ns_of_adding : 0));
-    if (best.splits == 0 || cost < best.cost / 20 * 19) best = {tile, static_cast<u32>(tile_n), splits, cost};
+    const u64 clusters = clusters_of(splits), turns = std::max<u64>(1, ceil_div(n, clusters * tile.block_n()));
+    const u64 smallest = std::max<u64>(1, ceil_div(n, clusters * turns * 16)) * 16;
+    const u64 tile_n = splits > 2 ? tile.block_n() : smallest;
+    const u64 of_a_step = choice.of_a_step + m * choice.of_a_row + tile_n / 16 * choice.of_16_n;
+    const u64 of_an_end = ceil_div<u64>(m, 8) * choice.of_8_rows + (splits > 1 ? choice.of_adding : 0);
+    const u64 cost = turns * (ceil_div<u64>(steps, splits) * of_a_step + of_an_end);
+    if (best.splits == 0 || cost < best.cost) best = {tile, static_cast<u32>(tile_n), splits, cost};
   }
   return best;
 }
@@ -84,10 +75,9 @@ FewRowsConfig few_rows_config_with(const FourBitMatmulFewRowsTile& tile, u64 m, 
 
 FewRowsConfig few_rows_config_for(u64 m, u64 n, u64 k) {
   FewRowsConfig best{};
-  for (const auto& choice : few_rows_choices) {
+  for (const FewRowsChoice& choice : few_rows_choices) {
     if (m < choice.min_m || m > choice.max_m) continue;
-    if (const FewRowsConfig config = few_rows_config_with(choice.tile, m, n, k);
-        best.splits == 0 || config.cost < best.cost)
+    if (const FewRowsConfig config = few_rows_config_with(choice, m, n, k); best.splits == 0 || config.cost < best.cost)
       best = config;
   }
   return best;

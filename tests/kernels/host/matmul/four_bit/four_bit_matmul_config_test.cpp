@@ -27,6 +27,34 @@ TEST(FourBitMatmulConfig, CostsAreThoseOfTheTable) {
   EXPECT_EQ(config_for(64, 128 * 132, 1024, false, 16).cost, cost(132, 1, 128 * 1024 * 33 / 64 + 32 * 1024));
 }
 
+// Products whose turns and steps are known; `added` counts 32 rows of sums.
+TEST(FourBitMatmulConfig, CostsOfKernelsThatTmaFeedsAreThoseOfTheTable) {
+  const auto few = [](u64 m, u64 n, u64 k, u64 turns, u64 steps) {
+    const FewRowsConfig config = few_rows_config_for(m, n, k);
+    const auto choice = std::find_if(few_rows_choices.begin(), few_rows_choices.end(),
+                                     [&](const FewRowsChoice& one) { return one.tile == config.tile; });
+    const u64 of_a_step = choice->of_a_step + m * choice->of_a_row + config.tile_n / 16 * choice->of_16_n;
+    const u64 of_adding = config.splits > 1 ? choice->of_adding : 0;
+    EXPECT_EQ(config.cost, turns * (steps * of_a_step + (m + 7) / 8 * choice->of_8_rows + of_adding))
+        << m << " x " << n << " x " << k;
+  };
+  few(1, 28672, 8192, 7, 8);
+  few(8, 28672, 8192, 2, 32);
+  few(16, 14336, 4096, 1, 16);
+  few(16, 4096, 4096, 1, 4);
+  const auto many = [](u64 m, u64 n, u64 k, u64 turns, u64 steps, u64 added) {
+    const Sm90Config config = sm90_config_for(m, n, k);
+    const auto choice = std::find_if(sm90_choices.begin(), sm90_choices.end(),
+                                     [&](const Sm90Choice& one) { return one.tile == config.tile; });
+    const u64 of_a_step = choice->of_a_step + config.tile_n / 64 * choice->of_64_n;
+    EXPECT_EQ(config.cost, choice->of_a_start + turns * (steps * of_a_step + added * choice->of_32_rows))
+        << m << " x " << n << " x " << k;
+  };
+  many(256, 28672, 8192, 4, 32, 0);
+  many(64, 14336, 4096, 1, 16, 0);
+  many(128, 4096, 4096, 1, 8, 2);
+}
+
 // The order of additions in a product follows from its configuration, so another one changes results.
 TEST(FourBitMatmulConfig, OfKnownShapes) {
   const auto text = [](u64 m, u64 n, u64 k, u32 run = 64) {
@@ -103,7 +131,7 @@ TEST(FourBitMatmulConfig, ManyRowsHaveAKernelAndWholeSteps) {
         ASSERT_LE(config.splits, (k + 255) / 256) << "a split that has no step";
         ASSERT_TRUE(config.tile_n % 64 == 0 && config.tile_n >= 64 && config.tile_n <= config.tile.block_n());
       }
-  // docs/four-bit-matmul.md
+  // tests/bench/kernels/tune_table_test.py reads these lines: tune_sm90.py chooses the same.
   const auto plan = [](u64 m, u64 n, u64 k) {
     const Sm90Config config = sm90_config_for(m, n, k);
     return std::array<u32, 3>{config.tile.rows, config.tile_n, config.splits};
@@ -123,6 +151,9 @@ TEST(FourBitMatmulConfig, ManyRowsHaveAKernelAndWholeSteps) {
   EXPECT_EQ(plan(128, 4096, 4096), (Plan{64, 128, 2}));
   EXPECT_EQ(sm90_config_for(128, 4096, 4096).tile.k_warpgroups, 2U);
   EXPECT_EQ(plan(256, 4096, 4096), (Plan{64, 128, 1}));
+  EXPECT_EQ(plan(64, 1024, 4096), (Plan{32, 192, 8}));
+  EXPECT_EQ(plan(96, 1536, 2048), (Plan{32, 192, 4}));
+  EXPECT_EQ(plan(200, 9728, 11776), (Plan{64, 192, 1}));
 }
 
 TEST(FourBitMatmulConfig, FewRowsHaveAKernelThatTmaFeedsAndWholeSteps) {
@@ -139,20 +170,42 @@ TEST(FourBitMatmulConfig, FewRowsHaveAKernelThatTmaFeedsAndWholeSteps) {
       ASSERT_LE(config.splits, (k + config.tile.block_k() - 1) / config.tile.block_k()) << "a split that has no step";
       ASSERT_TRUE(config.tile_n % 16 == 0 && config.tile_n >= 16 && config.tile_n <= config.tile.block_n());
     }
-  // docs/four-bit-matmul.md
+  // tests/bench/kernels/tune_table_test.py reads these lines, too.
   const auto plan = [](u64 m, u64 n, u64 k) {
     const FewRowsConfig config = few_rows_config_for(m, n, k);
     return std::array<u32, 3>{config.tile.n_warps, config.tile_n, config.splits};
   };
   using Plan = std::array<u32, 3>;
   EXPECT_EQ(plan(1, 28672, 8192), (Plan{1, 32, 1}));
-  EXPECT_EQ(plan(8, 28672, 8192), (Plan{1, 32, 1}));
+  EXPECT_EQ(plan(8, 28672, 8192), (Plan{4, 112, 1}));
   EXPECT_EQ(plan(16, 28672, 8192), (Plan{4, 112, 1}));
   EXPECT_EQ(plan(1, 14336, 4096), (Plan{1, 32, 1}));
   EXPECT_EQ(plan(8, 14336, 4096), (Plan{4, 112, 1}));
   EXPECT_EQ(plan(16, 14336, 4096), (Plan{4, 112, 1}));
   EXPECT_EQ(plan(1, 4096, 4096), (Plan{1, 32, 1}));
-  EXPECT_EQ(plan(16, 4096, 4096), (Plan{2, 32, 1}));
+  EXPECT_EQ(plan(8, 4096, 4096), (Plan{1, 32, 1}));
+  EXPECT_EQ(plan(16, 4096, 4096), (Plan{2, 64, 2}));
+  EXPECT_EQ(plan(8, 1024, 4096), (Plan{1, 16, 1}));
+  EXPECT_EQ(plan(16, 1024, 4096), (Plan{2, 64, 4}));
+  EXPECT_EQ(plan(16, 1024, 8192), (Plan{4, 128, 8}));
+  EXPECT_EQ(plan(8, 512, 7168), (Plan{1, 32, 4}));
+}
+
+// All stages together, in each multiprocessor that has a block. A weight with fewer codes for each multiprocessor is
+// asked for whole. The shapes are those of the speed table, and smaller ones (docs/four-bit-matmul.md).
+TEST(FourBitMatmulConfig, EachMultiprocessorHasEnoughCodesInFlight) {
+  const auto in_flight = [](const auto& config) {
+    return u64{config.tile.code_stages} * config.tile_n * config.tile.block_k() / 2;
+  };
+  constexpr std::array<std::array<u64, 2>, 6> shapes{
+      {{28672, 8192}, {14336, 4096}, {4096, 4096}, {4096 + 1024 + 1024, 4096}, {2048, 2048}, {1024, 4096}}};
+  for (const auto& [n, k] : shapes)
+    for (u64 m = 1; m <= 64; ++m) {
+      const u64 bytes =
+          m <= max_m_of_few_rows ? in_flight(few_rows_config_for(m, n, k)) : in_flight(sm90_config_for(m, n, k));
+      EXPECT_GE(bytes, std::min<u64>(24 << 10, n * k / 2 / multiprocessors_to_fill))
+          << n << " x " << k << ", " << m << " rows";
+    }
 }
 
 // Blocks of 256 threads, whose shared memory and registers the kernel counts on.
