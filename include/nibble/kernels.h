@@ -53,7 +53,7 @@ typedef struct CUstream_st* nibble_stream;
 
 /* The version of this interface. It increases when the arguments of a function change. A program that loads the library
  * at run time compares nibble_kernels_version() with it. */
-#define NIBBLE_KERNELS_VERSION 3
+#define NIBBLE_KERNELS_VERSION 4
 NIBBLE_API int nibble_kernels_version(void);
 
 /* Results of functions; the values are those of nibble::Errc. */
@@ -147,8 +147,9 @@ typedef struct nibble_four_bit_output {
   float* nested_offset;
 } nibble_four_bit_output;
 
-/* Bytes of workspace for `size` weights; 0 if not nested. Host. */
-NIBBLE_API size_t nibble_quantize_four_bit_workspace(uint64_t size, uint32_t blocksize, int nested);
+/* Writes the bytes of workspace that `size` weights need to *bytes, which is host memory; 0 if not nested. Refuses a
+ * size and a blocksize that nibble_quantize_four_bit() would refuse. */
+NIBBLE_API int nibble_quantize_four_bit_workspace(uint64_t size, uint32_t blocksize, int nested, size_t* bytes);
 
 /* Quantizes weights[0 ... size) of `dtype`, in row-major order, by the rules of nibble/nf4.hpp, fp4.hpp and nested.hpp
  * (IEEE arithmetic, not the approximate reciprocal of bitsandbytes' CUDA kernel). Adds the number of blocks with a NaN
@@ -158,8 +159,8 @@ NIBBLE_API int nibble_quantize_four_bit(const void* weights, nibble_dtype dtype,
                                         size_t workspace_bytes, nibble_stream stream);
 
 /* Quantizes a matrix [n, k] row by row by the rules of nibble/int8.hpp: codes (n * k) and absmax (n). Adds the
- * number of rows with a NaN, an infinity or a magnitude that fp16 cannot hold to *nonfinite_rows unless that is null.
- */
+ * number of rows with a NaN, an infinity or a magnitude that fp16 cannot hold to *nonfinite_rows unless that is null. n
+ * is at most 65535 * 2^30. */
 NIBBLE_API int nibble_quantize_int8(const nibble_matrix* weights, int8_t* codes, float* absmax,
                                     uint64_t* nonfinite_rows, nibble_stream stream);
 
@@ -251,7 +252,7 @@ typedef struct nibble_int8_product {
  * each rounded to fp32, and the result once more to y (docs/int8-matmul.md). Sums of x times codes must stay below
  * fp32's largest value, 3.4e38.
  *
- * Fast where k is a multiple of 16, and codes, x and the rows of x are aligned to 16 bytes. For m above 64 each 64 rows
+ * Fast where k is a multiple of 8, codes are aligned to 8 bytes, and x and its rows to 16. For m above 64 each 64 rows
  * read the weight again, until there are so many that a library multiplies by the dequantized weight, as above. */
 NIBBLE_API int nibble_matmul_int8_workspace(const nibble_matmul* matmul, const nibble_int8_product* product,
                                             size_t* bytes);

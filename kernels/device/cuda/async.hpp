@@ -51,8 +51,12 @@ NIBBLE_DEVICE u32 cluster_rank() {
   return rank;
 }
 NIBBLE_DEVICE void cluster_arrive() { NIBBLE_SM90("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-/// Orders nothing but the initialization of mbarriers before an mbar_init_fence, and so need not wait for loads.
-NIBBLE_DEVICE void cluster_arrive_relaxed() { NIBBLE_SM90("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+/// Orders nothing but the initialization of mbarriers before an mbar_init_fence, and so need not wait for loads. The
+/// lanes of a warp have to execute an aligned barrier together, and one of them may have made the mbarriers.
+NIBBLE_DEVICE void cluster_arrive_relaxed() {
+  __syncwarp();
+  NIBBLE_SM90("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 NIBBLE_DEVICE void cluster_wait() { NIBBLE_SM90("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 NIBBLE_DEVICE void cluster_sync() {
   cluster_arrive();

@@ -36,13 +36,14 @@ using namespace device;
 /// rows are x_stride elements apart.
 template <class Half, bool Nested, FourBitMatmulFewRowsTile Tile> struct FourBitMatmulFewRows {
   static constexpr bool needs_sm90a = true;
-  static constexpr u32 stages = 4, consumers = Tile.threads(), threads = consumers + 32 * stages, min_blocks = 1;
+  static constexpr u32 stages = Tile.code_stages, consumers = Tile.threads(), threads = consumers + 32 * stages,
+                       min_blocks = 1;
   static constexpr u32 m_tiles = Tile.m_tiles, n_tiles = 2, max_weights = 4;
   static constexpr u32 log2_max_m = m_tiles == 1 ? 3 : 4;
   static constexpr u32 max_m = Tile.max_m(), block_n = Tile.block_n(), block_k = Tile.block_k();
   static constexpr u32 step_groups = block_k / 64;  // of 64 along k: one of each warp
   static constexpr u32 warps = consumers / 32;
-  static_assert(warps == 16 && step_groups % 4 == 0);
+  static_assert(warps == 16 && step_groups % 4 == 0 && Tile.n_tiles == n_tiles);
 
   // The boxes that TMA copies: so much of each of block_n or max_m rows. Up to 8 rows of x are copied one by one
   // instead: these are fewer copies than a step has groups.
@@ -70,7 +71,7 @@ template <class Half, bool Nested, FourBitMatmulFewRowsTile Tile> struct FourBit
   // What a block needs first is side by side: a multiprocessor loads arguments when they are used, 64 bytes at a time.
   u32 m, groups, log2_splits;  // groups of 64 along k
   u32 tile_n;                  // of n in a tile: a multiple of 16, at most block_n
-  u32 tiles[max_weights], clusters[max_weights];
+  u32 items[max_weights], clusters[max_weights];
   FourBitProduct<Half> product[max_weights];
   TensorMap codes_map[max_weights], x_map;
   Global<const Half> x;
@@ -101,9 +102,10 @@ template <class Half, bool Nested, FourBitMatmulFewRowsTile Tile> struct FourBit
       table.fill(weight.value);
       if constexpr (Nested) sts(memory.nested + thread_id(), ldg(weight.absmax.nested_codebook + thread_id()));
     }
-    if (log2_splits > 0) cluster_arrive_relaxed();  // the mbarriers are there
-    sync_threads();                                 // the other mbarriers and the table are there
-    dependency_wait();                              // an earlier kernel may have written x
+    // Tells the cluster that the mbarriers are there. Copiers do not wait for it: they reach no other block.
+    if (log2_splits > 0) cluster_arrive_relaxed();
+    sync_threads();     // the other mbarriers and the table are there
+    dependency_wait();  // an earlier kernel may have written x
     dependency_launch();
     if (copies) {
       fill(memory, own_stage, first, absmax, offset);
@@ -177,7 +179,7 @@ template <class Half, bool Nested, FourBitMatmulFewRowsTile Tile> struct FourBit
   // A block's number in its cluster.
   [[nodiscard]] NIBBLE_DEVICE u32 split() const { return block_x() & ((1 << log2_splits) - 1); }
   [[nodiscard]] NIBBLE_DEVICE u32 steps() const { return ceil_div(groups, step_groups); }
-  [[nodiscard]] NIBBLE_DEVICE u32 own_tiles() const { return tiles[block_z()]; }
+  [[nodiscard]] NIBBLE_DEVICE u32 own_tiles() const { return items[block_z()]; }
   // Of the block's cluster. Surplus clusters start past the last tile.
   [[nodiscard]] NIBBLE_DEVICE u32 first_tile() const {
     const u32 cluster = block_x() >> log2_splits;

@@ -3,8 +3,8 @@
 //
 // The arithmetic is that of the other kernels: a table of pairs makes two weights of a byte, the tensor cores multiply
 // them, and absmax multiplies the sums of each 64 of k. A warpgroup has 64 of n, so that what it reads of x meets twice
-// as many weights as in a warp of the other kernels. It decodes, multiplies and adds in turn; meanwhile the other
-// warpgroups use what it does not.
+// as many weights as in a warp of the other kernels. It decodes, multiplies and adds in turn, and the other warpgroups
+// use the units that it leaves idle.
 //
 //   cluster   the blocks that divide k between them, 1 to 8: each has a split of it
 //   block     two to four warpgroups that multiply, n_warpgroups x k_warpgroups of them, and one that copies
@@ -14,6 +14,8 @@
 //   item      a tile of n and a chunk of m; a weight's clusters take them in turn
 //   sums      of the warpgroups and blocks that divide k, 32 rows of y at a time: each row is added by one block of the
 //             cluster, in order of k
+//
+// It is one file for the same reason as four_bit_matmul_few_rows.hpp.
 #pragma once
 #include <type_traits>
 
@@ -49,10 +51,10 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
 
   // Shared memory: all that is small, the table of pairs, whose gaps have sums, and stages of codes and of x. Those of
   // x lie before the table and those of codes behind it, or the other way round if x does not fit. x has stages for the
-  // groups of one step, or of two if they fit. Each is always of the same warpgroups: others might miss that it was
-  // filled twice.
+  // groups of one step, or of two if they fit. A stage of x is always read by the same warpgroups, because a wait sees
+  // only the parity of a mbarrier's phases: a warpgroup that left out two of them would not notice.
   using Table = FourBitAlignedPairTable<Half>;
-  static constexpr u32 code_stages = 3, nested_bytes = 4 * 256, max_shared_bytes = 227 << 10;
+  static constexpr u32 code_stages = Tile.code_stages, nested_bytes = 4 * 256, max_shared_bytes = 227 << 10;
   static constexpr u32 mbarrier_bytes = 8 * (2 * code_stages + 2 * 2 * step_groups + 2);
   static constexpr u32 table_offset = Table::alignment, upper_offset = table_offset + Table::bytes;
   static constexpr u32 lower_bytes = table_offset - 1024 - code_stages * scales_bytes - nested_bytes - mbarrier_bytes;
@@ -73,7 +75,7 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
   // What a block needs first is side by side: a multiprocessor loads arguments when they are used, 64 bytes at a time.
   u32 m, groups, log2_splits;                     // groups of 64 along k
   u32 tile_n;                                     // of n in a tile: a multiple of 64, at most block_n
-  u32 tiles[max_weights], clusters[max_weights];  // tiles times chunks of m
+  u32 items[max_weights], clusters[max_weights];  // items: tiles times chunks of m
   FourBitProduct<Half> product[max_weights];
   TensorMap codes_map[max_weights], x_map;
 
@@ -106,9 +108,10 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
       table.fill(weight.value);
       if constexpr (Nested) sts(memory.nested + thread_id(), ldg(weight.absmax.nested_codebook + thread_id()));
     }
-    if (log2_splits > 0) cluster_arrive_relaxed();  // the mbarriers are there
-    sync_threads();                                 // the other mbarriers and the table are there
-    dependency_wait();                              // an earlier kernel may have written x
+    // Tells the cluster that the mbarriers are there. Copiers do not wait for it: they reach no other block.
+    if (log2_splits > 0) cluster_arrive_relaxed();
+    sync_threads();     // the other mbarriers and the table are there
+    dependency_wait();  // an earlier kernel may have written x
     dependency_launch();
     if (copies) {
       setmaxnreg_dec<copier_registers>();
@@ -194,7 +197,7 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
   [[nodiscard]] NIBBLE_DEVICE u32 chunks() const { return ceil_div(m, rows); }
   [[nodiscard]] NIBBLE_DEVICE u32 chunk_of(u32 item) const { return item % chunks(); }
   [[nodiscard]] NIBBLE_DEVICE u32 tile_of(u32 item) const { return item / chunks(); }
-  [[nodiscard]] NIBBLE_DEVICE u32 own_items() const { return tiles[block_z()]; }
+  [[nodiscard]] NIBBLE_DEVICE u32 own_items() const { return items[block_z()]; }
   // Of the block's cluster. Surplus clusters start past the last item.
   [[nodiscard]] NIBBLE_DEVICE u32 first_item() const {
     const u32 cluster = block_x() >> log2_splits;

@@ -41,15 +41,15 @@ struct Int8Operand {
   }
 };
 
-/// For k that are multiples of 16 and less than 2^31; codes, x and the rows of x are aligned to 16 bytes.
-/// Grid: blocks that take the tiles in turn.
+/// For k that are multiples of Tile.load_bytes and less than 2^31; codes are aligned to as many bytes, and x and its
+/// rows to 16. Grid: blocks that take the tiles in turn.
 template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
   static constexpr u32 threads = Tile.threads(), min_blocks = Tile.min_blocks();
   static constexpr u32 block_m = Tile.block_m(), block_n = Tile.block_n(), block_k = Tile.block_k();
   static constexpr u32 m_tiles = Tile.m_tiles, n_tiles = Tile.n_tiles, groups = Tile.groups;
   static constexpr u32 n_warps = Tile.n_warps, k_warps = Tile.k_warps;
   static constexpr u32 warp_k = 64 * groups;  // of a step
-  static_assert(threads == 256);
+  static_assert(threads == 256 && (Tile.load_bytes == 16 || Tile.load_bytes == 8));
 
   // Of a row of x in a step. 16 bytes more than it needs: the 8 rows of a quarter of a 16-byte load are then in
   // different banks.
@@ -145,16 +145,24 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
     }
   }
 
-  // Past the end a lane keeps its old codes: any numbers will do, because x is zeros there.
   NIBBLE_DEVICE static void load(Codes& to, const Source& source) {
     to.left = source.left;
     NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
-      const bool inside = static_cast<i32>(64 * i) < source.left;
       NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
-        NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-          if (inside) to.word[i][tile][half] = ldcs((source.codes[tile][half] + 64 * i).template as<const u32x4>());
-        }
+        NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half)
+            load(to.word[i][tile][half], source.codes[tile][half] + 64 * i, source.left - static_cast<i32>(64 * i));
       }
+    }
+  }
+  // Past the end a lane keeps its old codes: any numbers will do, because x is zeros there.
+  NIBBLE_DEVICE static void load(u32x4& to, Global<const u8> from, i32 left) {
+    if constexpr (Tile.load_bytes == 16) {
+      if (left > 0) to = ldcs(from.template as<const u32x4>());
+    } else {
+      u32x2 low{to.x, to.y}, high{to.z, to.w};
+      if (left > 0) low = ldcs(from.template as<const u32x2>());
+      if (left > 8) high = ldcs((from + 8).template as<const u32x2>());
+      to = {low.x, low.y, high.x, high.y};
     }
   }
 

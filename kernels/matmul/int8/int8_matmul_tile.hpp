@@ -16,6 +16,8 @@ struct Int8MatmulTile {
   u32 n_tiles;  // of 16 along n, the large operand of mma.sync, for each warp
   u32 groups;   // of 64 along k, of a warp in a step
 
+  u32 load_bytes = 16;  // of codes that a lane loads at a time: 16, or 8 if that is what rows are aligned to
+
   [[nodiscard]] constexpr u32 threads() const { return 32 * n_warps * k_warps; }
   [[nodiscard]] constexpr u32 block_m() const { return 8 * m_tiles; }
   [[nodiscard]] constexpr u32 max_m() const { return block_m(); }

@@ -52,7 +52,7 @@ def form_faults(entry):
     if order := sorted(entry.keys() & {"ahead", "loads_before"}):
         if not entry.keys() & {"mma", "stores"}:
             faults.append(f"{name}: {order[0]} needs mma or stores, the work of the loop")
-        if entry.get("region", "loop") != "loop":
+        if entry.get("region") == "kernel":
             faults.append(f"{name}: {order[0]} is of loops")
         if entry.get("loads", {}).get("own_loop"):
             faults.append(f"{name}: {order[0]} is of loads in the loop that has the work")

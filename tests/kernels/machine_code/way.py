@@ -3,8 +3,10 @@
 The hot way is the shortest through the hot loop, or through a kernel that has none, among those that meet most of its
 markers: instructions by which the way is known, as wide stores or matrix products. The hot loop is the one with most
 work. If a loop around it has as much, it is the inner one, which has fewer instructions. Without work that is known,
-markers decide. What only diverged warps run does not count; instructions that a predicate turns off do, since they are
-issued all the same. Of a loop on the way, one pass counts.
+markers decide. In the region "inner loop", a loop with another marked one inside is left out. The compiler makes two
+loops of one that it unrolls, one inside the other, and the outer one may have more work than the hot loop. What only
+diverged warps run does not count; instructions that a predicate turns off do, since they are issued all the same. Of a
+loop on the way, one pass counts.
 """
 
 import re
@@ -90,8 +92,8 @@ def backwards(first, forward):
 
 
 def hot_way(instructions, markers, region="loop", work=None):
-    """The hot way through the region, "loop" or "kernel"; None if it has no marker. Markers and work are regular
-    expressions."""
+    """The hot way through the region, "loop", "inner loop" or "kernel"; None if it has no marker. Markers and work are
+    regular expressions."""
     blocks, successors = blocks_of(instructions)
     if not blocks:
         return None
@@ -115,8 +117,11 @@ def hot_way(instructions, markers, region="loop", work=None):
                 best[block] = ((weight[block][0] + met, weight[block][1] + negative), [block] + rest)
         return best.get(first)
 
-    pairs = [(first, last) for last, first in edges] if region == "loop" else [(0, None)]
-    ways = [way for way in (best_way(first, last) for first, last in pairs) if way is not None and way[0][0] > 0]
-    found = [Way(met, [one for block in chosen for one in instructions[slice(*blocks[block])]], region == "loop")
-             for (met, _), chosen in ways]  # fmt: skip
+    pairs = [(0, None)] if region == "kernel" else [(first, last) for last, first in edges]
+    ways = {pair: way for pair in pairs if (way := best_way(*pair)) is not None and way[0][0] > 0}
+    if region == "inner loop":
+        ways = {(first, last): way for (first, last), way in ways.items()
+                if not any(first <= inner[0] and inner[1] <= last for inner in ways if inner != (first, last))}
+    found = [Way(met, [one for block in chosen for one in instructions[slice(*blocks[block])]], region != "kernel")
+             for (met, _), chosen in ways.values()]  # fmt: skip
     return max(found, key=lambda way: (way.count(work) if work else way.markers, -way.issued), default=None)

@@ -53,6 +53,33 @@ class HotWay(unittest.TestCase):
         self.assertEqual(hot_way(persistent, ["LDG", "HMMA"], "loop", "HMMA").issued, 3)
         self.assertEqual(hot_way(persistent, ["LDG", "HMMA"], "loop").issued, 7)
 
+    def test_inner_loops_have_none_inside(self):
+        unrolled = code(
+            "LDS R1",  # 0: the rare loop, and what is left over of it
+            "LDS R2",  # 1: two passes
+            "LDS R2",
+            "HMMA",
+            "HMMA",
+            "@P0 BRA 0x10",
+            "HMMA",  # 6: one pass
+            "@P1 BRA 0x0",
+            "LDS R3",  # 8: the hot loop
+            "HMMA",
+            "HMMA",
+            "@P2 BRA 0x80",
+            "EXIT",
+        )
+        self.assertEqual(hot_way(unrolled, ["HMMA"], "loop", "HMMA").markers, 3)
+        way = hot_way(unrolled, ["HMMA"], "inner loop", "HMMA")
+        self.assertTrue(way.is_loop)
+        self.assertEqual([one.address >> 4 for one in way.instructions], [8, 9, 10, 11])
+        # The loops may begin or end together.
+        for texts in (
+            ["HMMA", "@P0 BRA 0x0", "HMMA", "@P1 BRA 0x0", "EXIT"],
+            ["HMMA", "HMMA", "@P0 BRA 0x10", "@P1 BRA 0x0", "EXIT"],
+        ):
+            self.assertEqual(hot_way(code(*texts), ["HMMA"], "inner loop").markers, 1)
+
     def test_code_of_diverged_warps_does_not_count(self):
         diverged = [replace(one, opcode="LDG.E.U16") if one.has("WARPSYNC") else one for one in NESTED]
         way = hot_way(diverged, ["STG.E.128", "LDG.E.U16"])

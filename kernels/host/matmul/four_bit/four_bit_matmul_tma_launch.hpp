@@ -50,7 +50,7 @@ template <class Half, class OwnKernel> class FourBitMatmulTmaLaunch {
                         Kernel::codes_box_bytes, tile_n_, Swizzle::bytes128);
     const u64 items = ceil_div<u64>(n, tile_n_) * ceil_div<u64>(kernel_.m, Kernel::max_m);
     items_[weights_] = items;
-    kernel_.tiles[weights_++] = static_cast<u32>(items);
+    kernel_.items[weights_++] = static_cast<u32>(items);
   }
 
   /// Whether the device has room for the blocks that divide k.

@@ -13,7 +13,13 @@
 namespace nibble::kernels {
 namespace {
 
-/// Calls body.operator()<Kernel>() with the kernel of that tile, which is one of int8_matmul::choices.
+constexpr Int8MatmulTile with_short_loads(Int8MatmulTile tile) {
+  tile.load_bytes = 8;
+  return tile;
+}
+
+/// Calls body.operator()<Kernel>() with the kernel of that tile, which is one of int8_matmul::choices, for loads of 16
+/// or 8 bytes.
 template <class Half, class Body> void with_kernel(const Int8MatmulTile& tile, Body&& body) {
   using int8_matmul::choices;
   const auto try_tile = [&]<Int8MatmulTile own>(std::integral_constant<Int8MatmulTile, own>) {
@@ -21,6 +27,7 @@ template <class Half, class Body> void with_kernel(const Int8MatmulTile& tile, B
   };
   const auto try_all = [&]<std::size_t... i>(std::index_sequence<i...>) {
     (try_tile(std::integral_constant<Int8MatmulTile, choices[i].tile>{}), ...);
+    (try_tile(std::integral_constant<Int8MatmulTile, with_short_loads(choices[i].tile)>{}), ...);
   };
   try_all(std::make_index_sequence<choices.size()>{});
 }

@@ -7,8 +7,12 @@
 namespace nibble::kernels {
 namespace {
 
-bool can_load_tiles(const nibble_int8& weight) {
-  return weight.columns % 16 == 0 && weight.columns < u64{1} << 31 && is_aligned(weight.codes, 16);
+/// The most that lanes can load of the weight's rows at a time; 0 if the kernel with tiles can load nothing.
+u32 load_bytes_of(const nibble_int8& weight) {
+  if (weight.columns >= u64{1} << 31) return 0;
+  for (const u32 bytes : {16U, 8U})
+    if (weight.columns % bytes == 0 && is_aligned(weight.codes, bytes)) return bytes;
+  return 0;
 }
 
 }  // namespace
@@ -25,8 +29,9 @@ Int8MatmulArguments::Int8MatmulArguments(const nibble_matmul& call, const nibble
   bias = given.bias;
   check_bias("bias", bias);
 
-  fits_tiles = x_fits_tiles() && can_load_tiles(weight);
   config = int8_matmul::config_for(x.rows, weight.rows, weight.columns);
+  config.tile.load_bytes = load_bytes_of(weight);
+  fits_tiles = x_fits_tiles() && config.tile.load_bytes > 0;
   if (fits_tiles && config.splits > 1) add_split_sums(config.splits, weight.rows);
   library_bytes = library_workspace_bytes(*this, library_products(), int8_matmul::min_library_m);
 }

@@ -8,8 +8,10 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "kernels/host/matmul/int8/int8_matmul_arguments.hpp"
 #include "kernels/host/matmul/int8/int8_matmul_config.hpp"
 #include "tests/kernels/matmul/int8/int8_matmul_support.hpp"
 #include "tests/kernels/schedules.hpp"
@@ -111,7 +113,7 @@ TEST(Int8Matmul, RandomShapes) {
 // What tiles need, but for one thing.
 TEST(Int8Matmul, FallsBackWhereTilesDoNotFit) {
   const Int8Shape fits{.m = 3, .n = 20, .k = 128};
-  for (const std::size_t beyond : {1U, 4U, 7U, 8U}) {
+  for (const std::size_t beyond : {1U, 2U, 4U, 7U}) {
     Int8Shape shape = fits;
     shape.x_stride = beyond;
     expect_int8_product(shape, 1);
@@ -122,6 +124,51 @@ TEST(Int8Matmul, FallsBackWhereTilesDoNotFit) {
     shape.k += beyond;
     expect_int8_product(shape, 3);
   }
+}
+
+// Rows that are aligned to 8 bytes: each kernel, and k that ends in the first or in the second half of a lane's 16
+// codes.
+TEST(Int8Matmul, LoadsEightBytesWhereRowsAreNotAlignedTo16) {
+  u32 seed = 50;
+  for (const std::size_t m : {1, 4, 8, 13, 16, 30, 33, 64, 70})
+    for (const std::size_t k : {8U, 24U, 72U, 136U, 2152U, 4304U})
+      expect_int8_product({.m = m,
+                           .n = 1 + 41 * (seed % 3),
+                           .k = k,
+                           .dtype = seed % 2 == 0 ? NIBBLE_F16 : NIBBLE_BF16,
+                           .codes_offset = k == 4304 ? 8U : 0U},
+                          seed++);
+}
+
+// The same order of additions: what loads bring is the same.
+TEST(Int8Matmul, TheBytesDoNotDependOnTheAlignmentOfCodes) {
+  for (const std::size_t m : {2, 12, 40}) {
+    const Int8Shape shape{.m = m, .n = 70, .k = 4304};
+    Int8Shape other = shape;
+    other.codes_offset = 8;
+    EXPECT_EQ(Int8Run(Int8Problem(shape, 77)).product(), Int8Run(Int8Problem(other, 77)).product());
+  }
+}
+
+NIBBLE_SIMULATED_TEST(Int8Matmul, OnlyRowsThatAreNotAlignedTo8BytesNeedTheSlowKernel) {
+  const auto arguments = [](const Int8Shape& shape) {
+    const Int8Run run(Int8Problem(shape, 3));
+    const nibble_int8 weight = run.weight();
+    const nibble_matrix x = run.x();
+    const DeviceArray<u8> y_array = run.y();
+    const nibble_matrix y = run.y_of(y_array);
+    const nibble_int8_product product{sizeof(nibble_int8_product), &weight, nullptr, &y};
+    nibble_matmul call = run.call();
+    call.x = &x;
+    const Int8MatmulArguments found(call, &product);
+    return std::pair(found.fits_tiles, found.config.tile.load_bytes);
+  };
+  EXPECT_EQ(arguments({.m = 3, .n = 4, .k = 4304}), std::pair(true, 16U));
+  EXPECT_EQ(arguments({.m = 3, .n = 4, .k = 2152}), std::pair(true, 8U));
+  EXPECT_EQ(arguments({.m = 3, .n = 4, .k = 4304, .codes_offset = 8}), std::pair(true, 8U));
+  EXPECT_EQ(arguments({.m = 3, .n = 4, .k = 4304, .codes_offset = 4}), std::pair(false, 0U));
+  EXPECT_EQ(arguments({.m = 3, .n = 4, .k = 2148}), std::pair(false, 0U));
+  EXPECT_FALSE(arguments({.m = 3, .n = 4, .k = 2152, .x_stride = 4}).first);
 }
 
 // Small n and large k: blocks divide k between them, and the last of a tile adds the sums of the workspace.
@@ -179,8 +226,8 @@ TEST(Int8Matmul, TheScaleIsRoundedOnce) {
 // needed.
 template <Int8MatmulTile tile> void expect_steps(std::size_t m, std::size_t steps = 4) {
   using Kernel = Int8Matmul<bf16, tile>;
-  const Int8Problem problem({.m = m, .n = 3 * Kernel::block_n - 3, .k = Kernel::block_k * steps + 48, .overlap = true},
-                            9);
+  const std::size_t k = Kernel::block_k * steps + 48 + tile.load_bytes % 16;
+  const Int8Problem problem({.m = m, .n = 3 * Kernel::block_n - 3, .k = k, .overlap = true}, 9);
   SCOPED_TRACE(testing::PrintToString(problem.shape));
   const Int8Run run(problem);
   const auto product = [&] {
@@ -218,6 +265,16 @@ NIBBLE_SIMULATED_TEST(Int8Matmul, ManySteps) {
   expect_steps<choices[4].tile>(61);
 }
 
+NIBBLE_SIMULATED_TEST(Int8Matmul, ManyStepsOfShortLoads) {
+  using int8_matmul::choices;
+  constexpr auto with_short_loads = [](Int8MatmulTile tile) {
+    tile.load_bytes = 8;
+    return tile;
+  };
+  expect_steps<with_short_loads(choices[0].tile)>(5);
+  expect_steps<with_short_loads(choices[4].tile)>(61);
+}
+
 NIBBLE_SIMULATED_TEST(Int8Matmul, ChunksOfM) {
   using int8_matmul::choices;
   expect_steps<choices[1].tile>(11, 1);
@@ -233,7 +290,7 @@ NIBBLE_SIMULATED_TEST(Int8Matmul, EverySynchronizationIsNeeded) {
 
 NIBBLE_SIMULATED_TEST(Int8Matmul, DevicesOfAnySizeGiveTheSameBytes) {
   for (const Int8Shape& shape : {Int8Shape{.m = 3, .n = 300, .k = 1280}, Int8Shape{.m = 20, .n = 300, .k = 1280}})
-    test::expect_same_bytes<Int8Run>(Int8Problem(shape, 28), {1U, 3U, 108U, 114U, 144U}, {80U, 90U});
+    test::expect_same_bytes<Int8Run>(Int8Problem(shape, 28), {1U, 3U, 108U, 114U, 132U, 144U}, {80U, 90U});
 }
 
 TEST(Int8Matmul, CountersAreLeftAsTheyWere) {
