@@ -36,7 +36,9 @@ inline void dequantize(const Int8Weight& weight, std::uint64_t first_row, const 
 }
 
 [[nodiscard]] inline std::size_t quantize_workspace_bytes(std::uint64_t size, std::uint32_t blocksize, bool nested) {
-  return nibble_quantize_four_bit_workspace(size, blocksize, nested);
+  std::size_t bytes = 0;
+  check(nibble_quantize_four_bit_workspace(size, blocksize, nested, &bytes));
+  return bytes;
 }
 inline void quantize(const void* weights, nibble_dtype dtype, std::uint64_t size, const FourBitOutput& out,
                      std::uint64_t* nonfinite_blocks, void* workspace, std::size_t workspace_bytes, Stream stream) {

@@ -19,7 +19,7 @@ from ._cpu import Parts
 from ._memory import CODEBOOKS, NESTED_BLOCKSIZE, NESTED_CODEBOOK, Memory
 from .errors import BadInputError, Error, UsageError, error_of
 
-KERNELS_VERSION = 3  # NIBBLE_KERNELS_VERSION
+KERNELS_VERSION = 4  # NIBBLE_KERNELS_VERSION
 
 
 class FourBitWeight(_library.Struct):
@@ -77,6 +77,7 @@ class Matrix(_library.Struct):
 ARGUMENTS = {
     "nibble_quantize_four_bit": [c_void_p, c_int, c_uint64, POINTER(FourBitOutput), c_void_p, c_void_p, c_size_t,
                                  c_void_p],
+    "nibble_quantize_four_bit_workspace": [c_uint64, c_uint32, c_int, POINTER(c_size_t)],
     "nibble_dequantize_four_bit": [POINTER(FourBitWeight), c_uint64, POINTER(Matrix), c_void_p],
     "nibble_quantize_int8": [POINTER(Matrix), c_void_p, c_void_p, c_void_p, c_void_p],
     "nibble_dequantize_int8": [POINTER(Int8Weight), c_uint64, POINTER(Matrix), c_void_p],
@@ -97,8 +98,6 @@ def library() -> ctypes.CDLL:
     if version != KERNELS_VERSION:
         raise Error(f"{path}: has version {version} of the kernels' interface, this package needs {KERNELS_VERSION}")
     loaded.nibble_last_error.restype = ctypes.c_char_p
-    loaded.nibble_quantize_four_bit_workspace.restype = c_size_t
-    loaded.nibble_quantize_four_bit_workspace.argtypes = [c_uint64, c_uint32, c_int]
     loaded.nibble_nested_codebook.restype = POINTER(c_float * NESTED_CODEBOOK)
     for name, arguments in ARGUMENTS.items():
         getattr(loaded, name).argtypes = arguments
@@ -116,8 +115,9 @@ def quantize_4bit(weight: Memory, format: str, blocksize: int, parts: Parts, thr
     pointers = {name: part.pointer for name, part in parts.items() if name != "nested_codebook"}
     output = FourBitOutput(codebook=CODEBOOKS[format], blocksize=blocksize, **pointers)
     with _stream_of(weight) as stream:
-        room = library().nibble_quantize_four_bit_workspace(size, blocksize, nested)
-        workspace, count = weight.empty((room,), "uint8"), weight.zeros((1,), "int64")
+        room = c_size_t()
+        _check(library().nibble_quantize_four_bit_workspace(size, blocksize, nested, byref(room)))
+        workspace, count = weight.empty((room.value,), "uint8"), weight.zeros((1,), "int64")
         _check(library().nibble_quantize_four_bit(
             weight.pointer, weight.dtype_number, size, byref(output), count.pointer, workspace.pointer, room, stream
         ))  # fmt: skip

@@ -53,8 +53,7 @@ others = [line for line in names.stdout.splitlines() if not line.startswith("nib
 assert not others, f"{library} exports more than nibble_*: {others[:3]}"
 nibble = ctypes.CDLL(library)
 nibble.nibble_last_error.restype = ctypes.c_char_p
-nibble.nibble_quantize_four_bit_workspace.restype = c_size_t
-nibble.nibble_quantize_four_bit_workspace.argtypes = [c_uint64, c_uint32, c_int]
+nibble.nibble_quantize_four_bit_workspace.argtypes = [c_uint64, c_uint32, c_int, POINTER(c_size_t)]
 nibble.nibble_nested_codebook.restype = POINTER(c_float * 256)
 header = (pathlib.Path(__file__).parents[2] / "kernels/host/device_interface.h").read_text(encoding="utf-8")
 for name in re.findall(r"NIBBLE_API [\w ]+?(nibble_\w+)\(", header):
@@ -72,8 +71,11 @@ def refusal(status, expected):
     return text
 
 
-assert nibble.nibble_quantize_four_bit_workspace(1 << 32, 64, 0) == 0
-assert nibble.nibble_quantize_four_bit_workspace(1 << 32, 64, 1) >= 4 << 26
+room = c_size_t()
+assert nibble.nibble_quantize_four_bit_workspace(1 << 32, 64, 0, byref(room)) == 0 and room.value == 0
+assert nibble.nibble_quantize_four_bit_workspace(1 << 32, 64, 1, byref(room)) == 0 and room.value >= 4 << 26
+text = refusal(nibble.nibble_quantize_four_bit_workspace(1 << 32, 48, 1, byref(room)), USAGE)
+assert "48" in text, text
 assert nibble.nibble_nested_codebook().contents[127] == 0
 text = refusal(nibble.nibble_dequantize_four_bit(None, c_uint64(0), None, None), USAGE)
 print(f"{library.name}: {library.stat().st_size / 1e6:.1f} MB, loads alone, refuses: {text}")

@@ -63,12 +63,15 @@ Context* Library::create_context() const {
 
 // -- Products
 
+// A handle that is destroyed also if the next one cannot be made.
+template <class T> using Owned = std::unique_ptr<T, int (*)(T*)>;
+
 struct Product::Descriptors {
   const Functions& functions;
   bool integers, adds_to_d, only_fp32_sums;
   u32 alignments[3];  // of a, b, d
-  Operation* operation = nullptr;
-  Layout *a = nullptr, *b = nullptr, *d = nullptr;
+  Owned<Operation> operation;
+  Owned<Layout> a, b, d;
 
   Descriptors(const Functions& all, const Matrix& a_matrix, const Matrix& b_matrix, const Matrix& d_matrix,
               const Options& options)
@@ -76,38 +79,36 @@ struct Product::Descriptors {
         integers(d_matrix.type == Type::s32),
         adds_to_d(options.adds_to_d),
         only_fp32_sums(options.only_fp32_sums),
-        alignments{a_matrix.alignment, b_matrix.alignment, d_matrix.alignment} {
-    check(functions.create_operation(&operation, integers ? Compute::s32 : Compute::f32,
-                                     integers ? Type::s32 : Type::f32),
-          "cublasLtMatmulDescCreate");
+        alignments{a_matrix.alignment, b_matrix.alignment, d_matrix.alignment},
+        operation(operation_of(integers)),
+        a(layout_of(a_matrix)),
+        b(layout_of(b_matrix)),
+        d(layout_of(d_matrix)) {
     set(OperationAttribute::transpose_a, options.transposes_a ? std::int32_t{1} : std::int32_t{0}, "TRANSA");
     if (options.short_fp8_sums) set(OperationAttribute::fast_sums, std::int8_t{1}, "FAST_ACCUM");
     if (options.bias != nullptr) {
       set(OperationAttribute::epilogue, epilogue_bias, "EPILOGUE");
       set(OperationAttribute::bias, options.bias, "BIAS_POINTER");
     }
-    a = layout_of(a_matrix);
-    b = layout_of(b_matrix);
-    d = layout_of(d_matrix);
   }
-  ~Descriptors() {
-    for (Layout* const layout : {a, b, d})
-      if (layout != nullptr) functions.destroy_layout(layout);
-    if (operation != nullptr) functions.destroy_operation(operation);
-  }
-  Descriptors(const Descriptors&) = delete;
-  Descriptors& operator=(const Descriptors&) = delete;
 
  private:
   template <class Value> void set(OperationAttribute attribute, Value value, const char* name) {
-    check(functions.set_operation(operation, attribute, &value, sizeof value), name);
+    check(functions.set_operation(operation.get(), attribute, &value, sizeof value), name);
   }
-  [[nodiscard]] Layout* layout_of(const Matrix& matrix) const {
+  [[nodiscard]] Owned<Operation> operation_of(bool of_integers) const {
+    Operation* made = nullptr;
+    check(functions.create_operation(&made, of_integers ? Compute::s32 : Compute::f32,
+                                     of_integers ? Type::s32 : Type::f32),
+          "cublasLtMatmulDescCreate");
+    return {made, functions.destroy_operation};
+  }
+  [[nodiscard]] Owned<Layout> layout_of(const Matrix& matrix) const {
     Layout* layout = nullptr;
     check(functions.create_layout(&layout, matrix.type, matrix.rows, matrix.columns,
                                   static_cast<std::int64_t>(matrix.stride)),
           "cublasLtMatrixLayoutCreate");
-    return layout;
+    return {layout, functions.destroy_layout};
   }
 };
 
@@ -151,8 +152,8 @@ std::vector<Algorithm> Product::algorithms(Context* context, int count, std::siz
   wishes.set(PreferenceAttribute::alignment_d, own.alignments[2], "MIN_ALIGNMENT_D");
   std::vector<HeuristicResult> results(static_cast<std::size_t>(count));
   int found = 0;
-  check(own.functions.heuristic(context, own.operation, own.a, own.b, own.d, own.d, wishes.get(), count, results.data(),
-                                &found),
+  check(own.functions.heuristic(context, own.operation.get(), own.a.get(), own.b.get(), own.d.get(), own.d.get(),
+                                wishes.get(), count, results.data(), &found),
         "cublasLtMatmulAlgoGetHeuristic");
   std::vector<Algorithm> algorithms;
   for (std::size_t i = 0; i < static_cast<std::size_t>(found); ++i)
@@ -168,8 +169,8 @@ void Product::run(Context* context, const Algorithm& algorithm, const void* a, c
   const std::int32_t whole_one = 1, whole_beta = own.adds_to_d ? 1 : 0;
   const void* const alpha_at = own.integers ? static_cast<const void*>(&whole_one) : &one;
   const void* const beta_at = own.integers ? static_cast<const void*>(&whole_beta) : &beta;
-  check(own.functions.matmul(context, own.operation, alpha_at, a, own.a, b, own.b, beta_at, d, own.d, d, own.d,
-                             &algorithm, workspace, workspace_bytes, stream),
+  check(own.functions.matmul(context, own.operation.get(), alpha_at, a, own.a.get(), b, own.b.get(), beta_at, d,
+                             own.d.get(), d, own.d.get(), &algorithm, workspace, workspace_bytes, stream),
         "cublasLtMatmul");
 }
 

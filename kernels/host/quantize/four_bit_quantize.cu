@@ -76,8 +76,14 @@ void launch_nested(const Workspace& room, void* workspace, const nibble_four_bit
 }  // namespace
 }  // namespace nibble::kernels
 
-size_t nibble_quantize_four_bit_workspace(uint64_t size, uint32_t blocksize, int nested) {
-  return nested != 0 && blocksize != 0 ? nibble::kernels::Workspace(size, blocksize).bytes() : 0;
+int nibble_quantize_four_bit_workspace(uint64_t size, uint32_t blocksize, int nested, size_t* bytes) {
+  using namespace nibble::kernels;
+  return result_of([&] {
+    check_pointer("bytes", bytes, alignof(size_t));
+    checked_size("weights", size, 1);
+    check_blocksize("blocksize", blocksize);
+    *bytes = nested != 0 ? Workspace(size, blocksize).bytes() : 0;
+  });
 }
 
 int nibble_quantize_four_bit(const void* weights, nibble_dtype dtype, uint64_t size,

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "kernels/host/interface.hpp"
 
 namespace nibble::kernels {
 namespace {
+
+constexpr u64 max_rows = u64{Int8Quantize<float, 32>::grid_width} * 65535;  // as many rows of blocks as a grid has
 
 template <class T, u32 Threads>
 void launch_rows(const nibble_matrix& in, i8* codes, float* absmax, u64* nonfinite_rows, StreamRef stream) {
@@ -28,6 +31,9 @@ int nibble_quantize_int8(const nibble_matrix* weights, int8_t* codes, float* abs
   return result_of([&] {
     const nibble_matrix from = checked_matrix("weights", weights);
     if (from.rows == 0) return;
+    if (from.rows > max_rows)
+      refuse("weights has " + std::to_string(from.rows) + " rows, at most " + std::to_string(max_rows) +
+             " are possible");
     check_pointer("absmax", absmax, alignof(float));
     if (from.columns > 0) check_pointer("codes", codes, 1);
     if (nonfinite_rows != nullptr) check_pointer("nonfinite_rows", nonfinite_rows, alignof(u64));

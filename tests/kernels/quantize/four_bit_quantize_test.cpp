@@ -31,6 +31,10 @@ using test::widened;
 using testing::IsEmpty;
 using testing::StrEq;
 
+std::size_t workspace_of(u64 size, u32 blocksize, bool nested) {
+  return cuda::quantize_workspace_bytes(size, blocksize, nested);
+}
+
 std::size_t blocks_of(std::size_t n, std::size_t size) { return (n + size - 1) / size; }
 
 // Normal weights; some blocks of zeros, of denormals, of few values (ties), and if `special` some with NaN and
@@ -133,8 +137,7 @@ template <class T> FourBit on_device(const std::vector<T>& weights, const Case& 
   const auto codes = DeviceArray<u8>::output(c.nested ? blocks : 0, {.offset_bytes = c.packed_offset, .name = "codes"});
   const auto nested_absmax = DeviceArray<float>::output(c.nested ? nested_blocks : 0, {.name = "nested_absmax"});
   const DeviceArray<float> offset(1);  // written, then read
-  const DeviceArray<u8> workspace(nibble_quantize_four_bit_workspace(c.n, c.blocksize, c.nested),
-                                  {.name = "workspace"});
+  const DeviceArray<u8> workspace(workspace_of(c.n, c.blocksize, c.nested), {.name = "workspace"});
   const auto nonfinite = DeviceArray<u64>::workspace({1000});
   const nibble_four_bit_output out{.struct_bytes = sizeof(nibble_four_bit_output),
                                    .codebook = c.codebook,
@@ -389,7 +392,7 @@ void expect_codec_around(u64 middle, const Case& c, device::simulator::BlockRang
         const DeviceArray<float> offset(1);
         const auto nonfinite = DeviceArray<u64>::workspace({0});
         // What the blocks before have written is zeros, as it would be.
-        const std::size_t workspace_bytes = nibble_quantize_four_bit_workspace(n, c.blocksize, c.nested);
+        const std::size_t workspace_bytes = workspace_of(n, c.blocksize, c.nested);
         const SparseArray<u8> workspace(workspace_bytes + 1);
         const nibble_four_bit_output out{.struct_bytes = sizeof(nibble_four_bit_output),
                                          .codebook = c.codebook,
@@ -535,10 +538,29 @@ TEST(FourBitQuantize, ArgumentsThatMakeNoSenseAreRefused) {
 }
 
 TEST(FourBitQuantize, WorkspaceHoldsEveryAbsmaxAndTheSumsOfGroups) {
-  EXPECT_EQ(nibble_quantize_four_bit_workspace(1000, 64, 0), 0u);
-  EXPECT_EQ(nibble_quantize_four_bit_workspace(0, 64, 1), 0u);
-  EXPECT_EQ(nibble_quantize_four_bit_workspace(1000, 64, 1), 16 * 4u + 8);
-  EXPECT_EQ(nibble_quantize_four_bit_workspace(std::uint64_t{1} << 33, 64, 1), (std::size_t{1} << 29) + 8 * 8192);
+  EXPECT_EQ(workspace_of(1000, 64, false), 0u);
+  EXPECT_EQ(workspace_of(0, 64, true), 0u);
+  EXPECT_EQ(workspace_of(1000, 64, true), 16 * 4u + 8);
+  EXPECT_EQ(workspace_of(u64{1} << 33, 64, true), (std::size_t{1} << 29) + 8 * 8192);
+}
+
+TEST(FourBitQuantize, TheWorkspaceIsRefusedAsTheCallIs) {
+  const auto refusal = [](u64 size, u32 blocksize, std::size_t* bytes) {
+    const int plain = nibble_quantize_four_bit_workspace(size, blocksize, 0, bytes);
+    const std::string text = nibble_last_error();
+    EXPECT_EQ(plain, nibble_quantize_four_bit_workspace(size, blocksize, 1, bytes));
+    EXPECT_EQ(text, nibble_last_error());
+    return plain == NIBBLE_USAGE ? text : "not refused";
+  };
+  std::size_t bytes = 123;
+  EXPECT_EQ(refusal(1000, 48, &bytes), "blocksize is 48, not a power of two from 32 to 4096");
+  EXPECT_EQ(refusal(1000, 0, &bytes), "blocksize is 0, not a power of two from 32 to 4096");
+  EXPECT_EQ(refusal((u64{1} << 48) + 1, 64, &bytes),
+            "weights has 281474976710657 x 1 elements, at most 2^48 are possible");
+  EXPECT_EQ(bytes, 123u);
+  EXPECT_EQ(refusal(1000, 64, nullptr), "bytes is null");
+  EXPECT_EQ(refusal(1000, 64, reinterpret_cast<std::size_t*>(reinterpret_cast<char*>(&bytes) + 4)),
+            "bytes is 4 bytes past a multiple of 8, its alignment");
 }
 
 }  // namespace

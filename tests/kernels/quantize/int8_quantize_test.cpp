@@ -232,6 +232,11 @@ TEST(Int8Quantize, ArgumentsThatMakeNoSenseAreRefused) {
   auto* const odd = reinterpret_cast<u64*>(memory + 4);
   EXPECT_EQ(refusal(nibble_quantize_int8(&good, codes, absmax, odd, nullptr)),
             "nonfinite_rows is 4 bytes past a multiple of 8, its alignment");
+  for (const u64 columns : {0U, 1U}) {
+    const nibble_matrix high{sizeof(nibble_matrix), NIBBLE_F32, (u64{1} << 30) * 65535 + 1, columns, columns, memory};
+    EXPECT_EQ(refusal(nibble_quantize_int8(&high, codes, absmax, nullptr, nullptr)),
+              "weights has 70367670435841 rows, at most 70367670435840 are possible");
+  }
 }
 
 }  // namespace

@@ -249,6 +249,19 @@ TEST_F(MatmulByLibrary, ARefusalLeavesEveryYAsItWas) {
   }
 }
 
+TEST_F(MatmulByLibrary, ARefusalLeavesNoHandles) {
+  for (const u64 layouts : {0, 1, 2}) {
+    library().max_layouts = library().layouts + layouts;
+    Call call({{.n = 8}}, {.panel_rows = 4});
+    EXPECT_FALSE(call.run());
+    call.expect_untouched();
+    EXPECT_EQ(library().handles, 0) << layouts;
+  }
+  library().max_layouts = ~u64{0};
+  EXPECT_TRUE(Call({{.n = 8}}, {.panel_rows = 4}).run());
+  EXPECT_EQ(library().handles, 0);
+}
+
 // Part of y is written by then.
 TEST_F(MatmulByLibrary, AFailureAfterTheFirstProductIsAnError) {
   library().max_products = 2;

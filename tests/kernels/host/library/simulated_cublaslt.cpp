@@ -167,6 +167,7 @@ int cublasLtCreate(Context** context) {
 
 int cublasLtMatmulDescCreate(Operation** operation, Compute compute, Type scale) {
   *operation = new Operation{compute, scale};
+  ++the_context.control.handles;
   return success;
 }
 int cublasLtMatmulDescSetAttribute(Operation* operation, OperationAttribute attribute, const void* value,
@@ -186,20 +187,25 @@ int cublasLtMatmulDescSetAttribute(Operation* operation, OperationAttribute attr
 }
 int cublasLtMatmulDescDestroy(Operation* operation) {
   delete operation;
+  --the_context.control.handles;
   return success;
 }
 
 int cublasLtMatrixLayoutCreate(Layout** matrix, Type type, u64 rows, u64 columns, std::int64_t stride) {
+  if (the_context.control.layouts++ >= the_context.control.max_layouts) return failed;
   *matrix = new Layout{type, rows, columns, stride};
+  ++the_context.control.handles;
   return success;
 }
 int cublasLtMatrixLayoutDestroy(Layout* matrix) {
   delete matrix;
+  --the_context.control.handles;
   return success;
 }
 
 int cublasLtMatmulPreferenceCreate(Preference** preference) {
   *preference = new Preference;
+  ++the_context.control.handles;
   return success;
 }
 int cublasLtMatmulPreferenceSetAttribute(Preference* preference, PreferenceAttribute attribute, const void* value,
@@ -223,6 +229,7 @@ int cublasLtMatmulPreferenceSetAttribute(Preference* preference, PreferenceAttri
 }
 int cublasLtMatmulPreferenceDestroy(Preference* preference) {
   delete preference;
+  --the_context.control.handles;
   return success;
 }
 
