@@ -97,7 +97,8 @@ struct packs {
 };
 struct bytes {
   NIBBLE_DEVICE static u32x4 run(u32x4 v) {
-    return {prmt(v.x, v.y, v.z), lop3<0xea>(v.x, v.y, v.z), lop3<0x1b>(v.x, v.y, v.w), lop3<0x96>(v.y, v.z, v.w)};
+    return {prmt(v.x, v.y, v.z), lop3<0xea>(v.x, v.y, v.z), lop3<0x1b>(v.x, v.y, v.w),
+            lop3<0x96>(opaque(v.y), v.z, v.w)};
   }
 };
 struct shuffles {
@@ -226,6 +227,32 @@ struct CalibrateMemory {
   }
 };
 
+// Blocks, numbered in all three directions, store values, and the last block to have done so adds those of all.
+struct CalibrateLastBlock {
+  static constexpr u32 threads = threads_per_block;
+  Global<const u32x4> in;
+  Global<u32> values;  // threads of each block
+  Global<u32> arrived;
+  Global<u32> out;  // threads
+  NIBBLE_DEVICE void operator()() const {
+    NIBBLE_SHARED(u32, before, 1);
+    const u32 block = (block_z() * grid_y() + block_y()) * grid_x() + block_x(), count = grid_x() * grid_y() * grid_z();
+    const i64 own = i64{block} * threads + thread_id();
+    st(values + own, ldg(in + own).x);
+    sync_threads();
+    if (thread_id() == 0) {
+      threadfence();
+      sts(before, atomic_add(arrived, 1));
+      threadfence();
+    }
+    sync_threads();
+    if (lds(before) != count - 1) return;
+    u32 sum = 0;
+    for (u32 b = 0; b < count; ++b) sum = sum * 3 + ld(values + (i64{b} * threads + (thread_id() ^ b) % threads));
+    st(out + thread_id(), sum);
+  }
+};
+
 // Nothing of it can be seen but a trap.
 struct CalibratePrefetches {
   static constexpr u32 threads = threads_per_block;
@@ -255,6 +282,15 @@ std::vector<u32> calibrate_memory(const Inputs& inputs, bool sums_only) {
 }
 std::vector<u32> copies_and_loads(const Inputs& inputs) { return calibrate_memory(inputs, false); }
 std::vector<u32> atomics(const Inputs& inputs) { return calibrate_memory(inputs, true); }
+
+std::vector<u32> last_block(const Inputs& inputs) {
+  const auto in = DeviceArray<u32x4>::input(inputs.words);
+  const auto values = DeviceArray<u32>::workspace(std::vector<u32>(inputs.words.size()));
+  const auto arrived = DeviceArray<u32>::workspace({0});
+  const auto out = DeviceArray<u32>::output(threads_per_block);
+  launch({blocks / 8, 4, 2}, 0, nullptr, CalibrateLastBlock{in.data(), values.data(), arrived.data(), out.data()});
+  return out.to_host();
+}
 
 std::vector<u32> prefetches(const Inputs& inputs) {
   const auto in = DeviceArray<u32x4>::input(inputs.words);
@@ -294,6 +330,7 @@ std::vector<Entry> every_device() {
           NIBBLE_ENTRY(multiply_f16),
           {"copies_and_loads", copies_and_loads},
           {"atomics", atomics},
+          {"last_block", last_block},
           {"prefetches", prefetches}};
 #undef NIBBLE_ENTRY
 }

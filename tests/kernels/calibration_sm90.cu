@@ -111,6 +111,60 @@ template <u32 Cluster> std::vector<u32> cluster(const Inputs& inputs) {
   return out.to_host();
 }
 
+// Blocks put values in their own shared memory and read each other's, round after round: the protocol of the sums of
+// clusters. mbarriers say when the values are there, and when they have been read. A thread stores what it has read
+// before it says so.
+template <u32 Cluster> struct CalibrateClusterRounds {
+  static constexpr bool needs_sm90a = true;
+  static constexpr u32 threads = 64, cluster = Cluster, rounds = 8;
+  Global<const u32> in;  // threads of each block
+  Global<u32x4> out;     // rounds * threads of each block
+  NIBBLE_DEVICE void operator()() const {
+    NIBBLE_SHARED(u32x2, own, threads);
+    NIBBLE_SHARED(u64, sent, 1);
+    NIBBLE_SHARED(u64, taken, 1);
+    u32 value = ldg(in + (i64{block_x()} * threads + thread_id()));
+    if (thread_id() == 0) {
+      mbar_init(sent, Cluster);
+      mbar_init(taken, Cluster * (threads / 32));
+      mbar_init_fence();
+    }
+    cluster_arrive_relaxed();  // the mbarriers are there
+    sync_threads();
+    for (u32 round = 0; round < rounds; ++round) {
+      if (round > 0)
+        mbar_wait_cluster(taken, (round - 1) % 2);
+      else
+        cluster_wait();
+      sts(own + thread_id(), u32x2{value, ~value});
+      sync_threads();
+      if (thread_id() < Cluster) mbar_arrive_cluster(mapa(sent, thread_id()));
+      mbar_wait_cluster(sent, round % 2);
+      u32x4 read{value, 0, 0, 0};
+      for (u32 block = 0; block < Cluster; ++block) {
+        const u32x2 theirs = ld_cluster(mapa(own, block) + (thread_id() * 5 + block) % threads);
+        read = {read.x * 3 + theirs.x, read.y * 5 + theirs.y, theirs.x, theirs.y};
+      }
+      st(out + ((i64{block_x()} * rounds + round) * threads + thread_id()), read);
+      sync_warp();
+      if (lane_id() < Cluster) mbar_arrive_cluster_after_reads(mapa(taken, lane_id()));
+      value = read.x ^ read.y;
+    }
+    mbar_wait_cluster(taken, (rounds - 1) % 2);  // others may still read
+  }
+};
+
+template <u32 Cluster> std::vector<u32> cluster_rounds(const Inputs& inputs) {
+  using Kernel = CalibrateClusterRounds<Cluster>;
+  constexpr u32 count = 64;
+  std::vector<u32> words = as_words(inputs.words);
+  words.resize(count * Kernel::threads);
+  const auto in = DeviceArray<u32>::input(words);
+  const auto out = DeviceArray<u32x4>::output(words.size() * Kernel::rounds);
+  launch({count}, 0, nullptr, Kernel{in.data(), out.data()});
+  return as_words(out.to_host());
+}
+
 template <WgmmaForm form> std::vector<u32> wgmma(const Inputs& inputs) {
   using Kernel = OnSm90a<WarpgroupMultiply<form>>;
   const auto in = DeviceArray<u32>::input(as_words(inputs.words));
@@ -180,6 +234,9 @@ std::vector<u32> dependent_launches(const Inputs& inputs) {
 template <u32 Cluster> Entry cluster_entry(const char* name) {
   return {name, cluster<Cluster>, is_loaded<OnSm90a<ClusterExchange<Cluster>>>};
 }
+template <u32 Cluster> Entry cluster_rounds_entry(const char* name) {
+  return {name, cluster_rounds<Cluster>, is_loaded<CalibrateClusterRounds<Cluster>>};
+}
 template <WgmmaForm form> Entry wgmma_entry(const char* name) {
   return {name, wgmma<form>, is_loaded<OnSm90a<WarpgroupMultiply<form>>>};
 }
@@ -196,7 +253,11 @@ std::vector<Entry> from_sm90() {
           {"mbarrier_ring", mbarrier_ring, device::is_loaded<CalibrateRing<ring_rounds>>},
           {"dependent_launches", dependent_launches},
           cluster_entry<2>("cluster_of_2"),
+          cluster_entry<4>("cluster_of_4"),
           cluster_entry<8>("cluster_of_8"),
+          cluster_rounds_entry<2>("rounds_of_a_cluster_of_2"),
+          cluster_rounds_entry<4>("rounds_of_a_cluster_of_4"),
+          cluster_rounds_entry<8>("rounds_of_a_cluster_of_8"),
           {"set_registers", set_registers, device::is_loaded<CalibrateRegisters<held_values>>},
           wgmma_entry<WgmmaForm{.n = 8}>("wgmma_bf16_n8"),
           wgmma_entry<WgmmaForm{.n = 16, .is_f16 = true}>("wgmma_f16_n16"),
@@ -213,12 +274,17 @@ std::vector<Entry> from_sm90() {
           wgmma_entry<WgmmaForm{.n = 128, .is_f16 = true, .b = Major::mn}>("wgmma_f16_b_along_n_n128"),
           wgmma_entry<WgmmaForm{.n = 256, .b = Major::mn}>("wgmma_bf16_b_along_n_n256"),
           wgmma_entry<WgmmaForm{.n = 64, .is_f16 = true, .a = Major::mn, .b = Major::mn}>("wgmma_f16_both_along_mn"),
+          wgmma_entry<WgmmaForm{.n = 8, .is_f16 = true, .a_in_registers = true}>("wgmma_f16_registers_n8"),
+          wgmma_entry<WgmmaForm{.n = 16, .a_in_registers = true}>("wgmma_bf16_registers_n16"),
+          wgmma_entry<WgmmaForm{.n = 32, .a_in_registers = true}>("wgmma_bf16_registers_n32"),
+          wgmma_entry<WgmmaForm{.n = 32, .is_f16 = true, .a_in_registers = true}>("wgmma_f16_registers_n32"),
           wgmma_entry<WgmmaForm{.n = 64, .a_in_registers = true}>("wgmma_bf16_registers_n64"),
           wgmma_entry<WgmmaForm{.n = 64, .is_f16 = true, .a_in_registers = true}>("wgmma_f16_registers_n64"),
           wgmma_entry<WgmmaForm{.n = 96, .a_in_registers = true}>("wgmma_bf16_registers_n96"),
           wgmma_entry<WgmmaForm{.n = 96, .is_f16 = true, .a_in_registers = true}>("wgmma_f16_registers_n96"),
           wgmma_entry<WgmmaForm{.n = 128, .a_in_registers = true}>("wgmma_bf16_registers_n128"),
           wgmma_entry<WgmmaForm{.n = 128, .is_f16 = true, .a_in_registers = true}>("wgmma_f16_registers_n128"),
+          wgmma_entry<WgmmaForm{.n = 192, .is_f16 = true, .a_in_registers = true}>("wgmma_f16_registers_n192"),
           wgmma_entry<WgmmaForm{.n = 256, .a_in_registers = true}>("wgmma_bf16_registers_n256"),
           wgmma_entry<WgmmaForm{.n = 128, .b = Major::mn, .a_in_registers = true, .replaces = true}>(
               "wgmma_bf16_registers_b_along_n")};
