@@ -32,6 +32,8 @@ for file in sys.argv[1:]: compile(open(file, encoding="utf-8").read(), file, "ex
   tests/library_texts.py
   tests/kernels/bypass.py --test
   tests/kernels/bypass.py
+  tests/kernels/calibrated.py --test
+  tests/kernels/calibrated.py
   tests/kernels/machine_code/run.py --test
   docs/generate_reference.sh build/release/nibble --check
   tests/bench/table_test.py
@@ -39,6 +41,7 @@ for file in sys.argv[1:]: compile(open(file, encoding="utf-8").read(), file, "ex
   tests/bench/kernels/tune_table_test.py
   bench/kernels/tune/tune_table.py --check
   tests/bench/kernels/predictions_test.py
+  tests/bench/kernels/plans_test.py build/release/tests/bench_plans
   bench/kernels/predict/predictions.py build/release/tests/bench_plans --check \
     docs/four-bit-matmul.md docs/int8-matmul.md docs/kernels-benchmark.md
 fi

@@ -80,6 +80,20 @@ void Quantize::run(const Buffer& weights, const FourBit& out, cudaStream_t strea
                  nullptr, workspace_.as<void>(), workspace_.bytes(), stream);
 }
 
+void Quantize::run_without_nesting(const Buffer& weights, const Buffer& packed, const Buffer& absmax,
+                                   cudaStream_t stream) const {
+  cuda::quantize(weights.as<void>(), NIBBLE_BF16, size_,
+                 {.struct_bytes = sizeof(nibble_four_bit_output),
+                  .codebook = NIBBLE_NF4,
+                  .blocksize = blocksize,
+                  .packed = packed.as<u8>(),
+                  .absmax = absmax.as<float>(),
+                  .absmax_codes = nullptr,
+                  .nested_absmax = nullptr,
+                  .nested_offset = nullptr},
+                 nullptr, nullptr, 0, stream);
+}
+
 void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codebook, const Buffer& out,
                 cudaStream_t stream) {
   cuda::dequantize(weight.argument(shape, codebook), 0,

@@ -55,6 +55,9 @@ class Quantize {
   explicit Quantize(u64 size);
   /// Of bf16 weights.
   void run(const Buffer& weights, const FourBit& out, cudaStream_t stream) const;
+  /// The same codes, with every absmax in fp32 instead of its nested form.
+  void run_without_nesting(const Buffer& weights, const Buffer& packed, const Buffer& absmax,
+                           cudaStream_t stream) const;
 
  private:
   static std::size_t workspace_bytes(u64 size);

@@ -27,24 +27,20 @@ ADDING = 0.5e-6  # until the last block has added the sums of splits
 
 MULTIPROCESSORS = 132
 START_CLOCKS = 430 * 256 / 128  # of a block, which fills its table: instructions of 256 threads
-# The record has no loop of Int8MatmulAny. In `cuobjdump -sass` it has 185 instructions for 8 weights of a lane and 8 of
-# m, and loads the codes of all 8 at a time. With 94 registers, a multiprocessor has two blocks of 8 warps.
-ANY_INSTRUCTIONS = 185 / 8
-ANY_IN_FLIGHT = 2 * 8 * 32 * 8
 WEIGHTS = 2048  # the clocks below are those of so many in a multiprocessor
 
 
-def records(path=RECORD):
-    """The lines of the kernels for sm_90a by their names."""
+def records(architecture="sm_90a", path=RECORD):
+    """The lines of the kernels by their names."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {line["kernel"]: line for line in lines if line.get("architecture") == "sm_90a"}
+    return {line["kernel"]: line for line in lines if line.get("architecture") == architecture}
 
 
 def record_of(plan, kernels):
     """The record of the kernel for bf16, and for nested absmax, that the plan takes."""
     members = "".join(rf"{plan[name]}u?, " for name in ("m_tiles", "n_warps", "k_warps", "n_tiles"))
     if plan["operation"] == "int8-matmul":
-        pattern = rf"Int8Matmul<bf16, Int8MatmulTile{{{members}.*>"
+        pattern = rf"Int8Matmul<bf16, Int8MatmulTile{{{members}.*, {plan['load_bytes']}u}}>"
     else:
         pattern = (rf"FourBitMatmul<bf16, true, FourBitMatmulTile{{{members}.*, {plan['run']}u?}}, "
                    rf"{str(plan['keeps_x']).lower()}>")  # fmt: skip
@@ -53,20 +49,12 @@ def record_of(plan, kernels):
 
 
 class Limits:
-    """Of one product. Times are seconds."""
+    """Of one product. Times are seconds. LaneLimits and TmaLimits know the kernels."""
 
-    def __init__(self, plan, kernels):
-        self.plan = plan
+    def __init__(self, plan, record):
+        self.plan, self.record = plan, record
         self.is_int8 = plan["operation"] == "int8-matmul"
         self.is_of_experts = plan["operation"] == "expert-matmul"
-        self.shares_x = plan["operation"] == "shared-matmul"
-        self.record = record_of(plan, kernels)
-        m, most = plan["m"], plan["max_m"]
-        # A kernel takes so many rows of x at a time, and the weight once for each.
-        self.chunks = [most] * (m // most) + ([m % most] if m % most else [])
-        self.items = plan["tiles"] * plan["splits"]
-
-    # -- In bytes
 
     @property
     def weight_bytes(self):
@@ -76,6 +64,60 @@ class Limits:
     def code_bytes(self):
         weights = self.plan["n"] * self.plan["k"]
         return weights if self.is_int8 else weights / 2
+
+    def instruction_clocks(self):
+        """Of a multiprocessor for WEIGHTS weights, by the whole loop, for rows that do not exist, too."""
+        return WEIGHTS / 128 * self.record["per_unit"]  # 128 threads in a clock
+
+    def start(self, clock):
+        """Of the blocks that a multiprocessor starts at a time."""
+        return START_CLOCKS * self.blocks_of_a_multiprocessor / clock
+
+    def limits(self, gpu):
+        """{limit: (at least, at most)}"""
+        found = {
+            # From the second time on, the weight's tile is taken to come from the L2 cache.
+            "memory": (self.weight_bytes / READ[gpu],) * 2,
+            "in flight": (self.in_flight(),) * 2,
+            "L2": ((self.weight_bytes * self.readings + self.x_bytes) / READ_L2,) * 2,
+        }
+        for name, clocks in self.of_busiest().items():
+            found[name] = [of_end / clock for of_end, clock in zip(clocks, CLOCKS)]
+        return found
+
+    def predicted(self, gpu):
+        """((seconds at least, why), (at most, why))"""
+        limits = self.limits(gpu)
+        adding = ADDING if self.splits > 1 else 0
+        ends = []
+        for end, clock in enumerate(CLOCKS):
+            name = max(limits, key=lambda one, end=end: limits[one][end])
+            starts = self.waves if end == 1 else 1
+            ends.append((limits[name][end] + self.start(clock) * starts + adding, name))
+        unevenly = self.unevenly(gpu)
+        if unevenly is not None and unevenly[0] > ends[1][0]:
+            ends[1] = unevenly
+        return ends
+
+
+class LaneLimits(Limits):
+    """Of a kernel whose lanes load the codes: FourBitMatmul and Int8Matmul."""
+
+    def __init__(self, plan, kernels):
+        super().__init__(plan, record_of(plan, kernels))
+        self.shares_x = plan["operation"] == "shared-matmul"
+        m, most = plan["m"], plan["max_m"]
+        # A kernel takes so many rows of x at a time, and the weight once for each.
+        self.chunks = [most] * (m // most) + ([m % most] if m % most else [])
+        self.readings, self.splits = len(self.chunks), plan["splits"]
+        self.items = plan["tiles"] * plan["splits"]
+        self.blocks_of_a_multiprocessor = plan["min_blocks"]
+
+    @property
+    def items_text(self):
+        return f"{self.plan['tiles']} x {self.splits} of {MULTIPROCESSORS * self.plan['min_blocks']}"
+
+    # -- In bytes
 
     @property
     def x_bytes(self):
@@ -113,11 +155,7 @@ class Limits:
 
     def shared_total(self, rows):
         """(at least, at most)"""
-        return tuple(sum(ends) for ends in zip(*self.shared_clocks(rows).values()))
-
-    def instruction_clocks(self):
-        """Of the whole loop, for rows that do not exist, too: 128 threads in a clock."""
-        return WEIGHTS / 128 * self.record["per_unit"]
+        return totals(self.shared_clocks(rows))
 
     def tensor_clocks(self, rows):
         """At two thirds of the peak, which is 2048 products in a clock. With runs of 8 each is done twice."""
@@ -130,58 +168,46 @@ class Limits:
         least = -(-self.items // MULTIPROCESSORS)
         return least, max(least, self.plan["turns"] * self.plan["min_blocks"]) if self.shares_x else least
 
-    def of_busiest(self, clocks):
-        """(at least, at most) of the multiprocessor with the most items, from those of WEIGHTS weights."""
+    def of_busiest(self):
+        """{limit: clocks (at least, at most)} of the multiprocessor with the most items."""
         item = self.plan["block_n"] * self.plan["k_of_item"] / WEIGHTS
-        return [of_end * item * items for of_end, items in zip(clocks, self.most_items)]
+
+        def clocks(*of_weights):
+            return [of_end * item * items for of_end, items in zip(of_weights, self.most_items)]
+
+        instructions = clocks(*(self.instruction_clocks() * len(self.chunks),) * 2)
+        if self.is_of_experts:  # more blocks than run at a time: their starts compete with the others' loops
+            instructions = [some + START_CLOCKS * self.most_items[0] for some in instructions]
+        return {
+            "shared memory": clocks(*(sum(self.shared_total(rows)[end] for rows in self.chunks) for end in (0, 1))),
+            "instructions": instructions,
+            "tensor cores": clocks(*(sum(self.tensor_clocks(rows) for rows in self.chunks),) * 2),
+        }
 
     # -- In seconds
 
-    def start(self, clock):
-        """Of the blocks that a multiprocessor starts at a time."""
-        return START_CLOCKS * self.plan["min_blocks"] / clock
-
-    def limits(self, gpu):
-        """{limit: (at least, at most)}"""
-        chunks = len(self.chunks)
-        instructions = self.of_busiest((self.instruction_clocks() * chunks,) * 2)
-        if self.is_of_experts:  # more blocks than run at a time: their starts compete with the others' loops
-            instructions = [clocks + START_CLOCKS * self.most_items[0] for clocks in instructions]
-        shared = self.of_busiest([sum(self.shared_total(rows)[end] for rows in self.chunks) for end in (0, 1)])
-        tensor = self.of_busiest((sum(self.tensor_clocks(rows) for rows in self.chunks),) * 2)
-        in_seconds = {"shared memory": shared, "instructions": instructions, "tensor cores": tensor}
-        return {
-            # From the second time on, the weight's tile is taken to come from the L2 cache.
-            "memory": (self.weight_bytes / READ[gpu],) * 2,
-            "in flight": (self.in_flight() * chunks,) * 2,
-            "L2": ((self.weight_bytes * chunks + self.x_bytes) / READ_L2,) * 2,
-        } | {name: [of_end / clock for of_end, clock in zip(clocks, CLOCKS)] for name, clocks in in_seconds.items()}
+    @property
+    def waves(self):
+        """At most, each wave of the experts' blocks waits for a start of its own."""
+        return -(-self.plan["blocks"] // self.blocks_at_a_time) if self.is_of_experts else 1
 
     def in_flight(self):
         """If each block always had as many codes on their way as on average; of weights that share x, the slowest."""
         of_block = self.record["average_bytes_in_flight"] / self.record["blocks"]
         if self.shares_x:
-            return self.plan["turns"] * self.plan["block_n"] * self.plan["k_of_item"] / 2 / of_block * LATENCY
-        return self.code_bytes / (self.blocks_at_a_time * of_block) * LATENCY
+            bytes_of_block = self.plan["turns"] * self.plan["block_n"] * self.plan["k_of_item"] / 2
+        else:
+            bytes_of_block = self.code_bytes / self.blocks_at_a_time
+        return bytes_of_block / of_block * LATENCY * len(self.chunks)
 
     def estimate(self, gpu):
         """The plan's own; it does not know which experts are used."""
         return None if self.is_of_experts else self.plan["cost"] * len(self.chunks) / READ[gpu]
 
-    def predicted(self, gpu):
-        """((seconds at least, why), (at most, why))"""
-        limits = self.limits(gpu)
-        adding = ADDING if self.plan["splits"] > 1 else 0
-        ends = []
-        for end, clock in enumerate(CLOCKS):
-            name = max(limits, key=lambda one, end=end: limits[one][end])
-            # At most, each wave of the experts' blocks waits for a start of its own.
-            starts = -(-self.plan["blocks"] // self.blocks_at_a_time) if end == 1 and self.is_of_experts else 1
-            ends.append((limits[name][end] + self.start(clock) * starts + adding, name))
+    def unevenly(self, gpu):
+        """The estimate, which counts how unevenly tiles fill the device, and why."""
         estimate = self.estimate(gpu)
-        if estimate is not None and estimate > ends[1][0]:
-            ends[1] = (estimate, f"estimate ({self.turns_text()})")
-        return ends
+        return None if estimate is None else (estimate, f"estimate ({self.turns_text()})")
 
     def turns_text(self):
         plan = self.plan
@@ -192,6 +218,11 @@ class Limits:
         return f"{plan['blocks']} of {MULTIPROCESSORS * plan['min_blocks']} blocks"
 
 
+def totals(clocks):
+    """(at least, at most) of all together."""
+    return tuple(sum(ends) for ends in zip(*clocks.values()))
+
+
 def weight_bytes(plan):
     """Of all that is read of a weight."""
     weights = plan["n"] * plan["k"]
@@ -199,14 +230,6 @@ def weight_bytes(plan):
         return weights + 4 * plan["n"]
     blocksize = int(match[1]) if (match := re.search(r"b(\d+)$", plan["shape"])) else 64
     return weights * (1 / 2 + 1 / blocksize + 4 / (256 * blocksize))
-
-
-def predicted_any(plan):
-    """As Limits.predicted(), of Int8MatmulAny: its instructions, or the bytes that it has in flight."""
-    weights = -(-plan["m"] // 8) * plan["n"] * plan["k"] / MULTIPROCESSORS
-    in_flight = weights / ANY_IN_FLIGHT * LATENCY
-    return [max((ANY_INSTRUCTIONS * weights / 128 / clock, "instructions"), (in_flight, "in flight"))
-            for clock in CLOCKS]  # fmt: skip
 
 
 def bf16_time(plan, gpu):

@@ -14,10 +14,13 @@ import re
 import subprocess
 import sys
 
+import code_tables
 import limits
 import results
-from limits import READ, Limits, bf16_time, library_time, predicted_any, weight_bytes
+from limits import READ, LaneLimits, bf16_time, library_time, weight_bytes
+from markdown import head, row
 from measured import GPUS, NOT_MEASURED, measured_lines
+from tma_limits import TmaLimits
 
 USUAL = ("28672x8192", "14336x4096", "4096x4096")
 DECODE_M = (1, 8, 16, 32, 64)
@@ -68,26 +71,26 @@ def m_text(plan):
     return str(plan["m"])
 
 
-def row(*cells):
-    return "| " + " | ".join(cells) + " |\n"
-
-
-def head(names, lefts):
-    return row(*names) + "|" + "|".join("---" if i in lefts else "--:" for i in range(len(names))) + "|\n"
+def is_for_wgmma(plan):
+    return plan.get("tma", {}).get("kernel") == "FourBitMatmulSm90"
 
 
 class Tables:
     def __init__(self, plans, kernels, measured):
-        self.plans, self.kernels, self.measured = plans, kernels, measured
+        self.compiled = [plan for plan in plans if plan["operation"] == "kernel"]
+        self.plans = plans = [plan for plan in plans if plan["operation"] not in ("kernel", "launch")]
+        self.kernels, self.measured = kernels, measured
         decode = [plan for plan in plans if plan["m"] in DECODE_M or "tokens" in plan]
         order = {shape: i for i, shape in enumerate(USUAL)}
         by_shape = sorted(decode, key=lambda plan: order.get(plan["shape"], len(order)))
         self.int8 = [plan for plan in by_shape if plan["operation"] == "int8-matmul"]
         self.four_bit = [plan for plan in by_shape if plan["operation"] != "int8-matmul"]
-        self.many = sorted([plan for plan in plans if "wgmma" in plan], key=lambda plan: order[plan["shape"]])
+        of_many = [plan for plan in plans if plan["operation"] == "matmul" and is_for_wgmma(plan)]
+        self.many = sorted(of_many, key=lambda plan: order[plan["shape"]])
 
     def limits_of(self, plan):
-        return Limits(plan, self.kernels)
+        """Of the kernel that a device of 9.0 uses."""
+        return (TmaLimits if plan.get("by_tma") else LaneLimits)(plan, self.kernels)
 
     def measured_text(self, gpu, *names):
         """The time of the first of the lines that there is."""
@@ -117,9 +120,8 @@ class Tables:
             name = shape_text(plan) if shape_text(plan) != shape else ""
             shape = shape_text(plan)
             seconds = own.limits("H100")
-            at_once = limits.MULTIPROCESSORS * plan["min_blocks"]
             estimates = [us(time) if (time := own.estimate(gpu)) is not None else "" for gpu in ("H100", "H200")]
-            text += row(name, m_text(plan), f"{plan['tiles']} x {plan['splits']} of {at_once}",
+            text += row(name, m_text(plan), own.items_text,
                         us(seconds["memory"][0]), us(own.limits("H200")["memory"][0]),
                         *(between(*seconds[limit]) for limit in ("in flight", "L2", "shared memory", "instructions",
                                                                  "tensor cores")), *estimates)  # fmt: skip
@@ -129,7 +131,7 @@ class Tables:
 
     def predicted(self, plan, gpu):
         """((seconds at least, why), (at most, why))"""
-        return self.limits_of(plan).predicted(gpu) if "tiles" in plan else predicted_any(plan)
+        return self.limits_of(plan).predicted(gpu)
 
     def compared(self, plan, gpu):
         """As the goals count: share of memory's bandwidth; times m = 1; times faster than a bf16 weight."""
@@ -167,54 +169,58 @@ class Tables:
             text += row(*cells)
         return text
 
+    def seconds(self, kind, plan, gpu):
+        """At least and at most, by a kernel whose lanes load the codes (LaneLimits), or that TMA feeds."""
+        return [time for time, _ in kind(plan, self.kernels).predicted(gpu)]
+
     def many_rows(self):
         """The kernel for mma.sync and the one for wgmma, for the m that bench_tune measures, on an H200."""
-        text = head(["n x k", "m", "wgmma: tile of m x n, items x splits", "wgmma, estimate, µs",
-                     "mma.sync, predicted, µs",
-                     "bf16, µs", "the plan takes", "wgmma, measured", "mma.sync, measured"], (0, 2, 6))  # fmt: skip
+        text = head(["n x k", "m", "wgmma: tile of m x n, items x splits", "wgmma, predicted, µs",
+                     "mma.sync, predicted, µs", "bf16, µs", "the plan takes", "wgmma, its estimate",
+                     "wgmma, measured", "mma.sync, measured"], (0, 2, 6))  # fmt: skip
         shape, gpu = None, "H200"
         for plan in self.many:
             if plan["m"] > 256:
                 continue
-            wgmma = plan["wgmma"]
-            (low, _), (high, _) = self.predicted(plan, gpu)
-            own = "wgmma" if plan["by_wgmma"] else "mma"  # in the speed table
+            wgmma = plan["tma"]
+            own = "wgmma" if plan["by_tma"] else "mma"  # in the speed table
             measured = [self.measured_text(gpu, f"many-rows/{plan['shape']}/m{plan['m']}/{kernel}",
                                            *[measured_name(plan)] * (kernel == own))
                         for kernel in ("wgmma", "mma")]  # fmt: skip
             text += row(shape_text(plan) if plan["shape"] != shape else "", str(plan["m"]),
-                        f"{wgmma['rows']} x {wgmma['tile_n']}, {wgmma['items']} x {wgmma['splits']}",
-                        us(wgmma["seconds"]), between(low, high),
-                        us(bf16_time(plan, gpu)), {"mma": "mma.sync"}.get(own, own),
+                        f"{wgmma['max_m']} x {wgmma['tile_n']}, {wgmma['items']} x {wgmma['splits']}",
+                        *(between(*self.seconds(kind, plan, gpu)) for kind in (TmaLimits, LaneLimits)),
+                        us(bf16_time(plan, gpu)), {"mma": "mma.sync"}.get(own, own), us(wgmma["seconds"]),
                         *measured)  # fmt: skip
             shape = plan["shape"]
         return text
 
     def library(self):
         """From 512 rows on, on an H100."""
-        text = head(["n x k", "m", "mma.sync, predicted, µs", "wgmma, estimate, µs", "library, predicted, µs",
+        text = head(["n x k", "m", "mma.sync, predicted, µs", "wgmma, predicted, µs", "library, predicted, µs",
                      "measured, wgmma", "measured, library"], (0,))  # fmt: skip
         shape = None
         for plan in self.many:
             if not plan["by_library"]:
                 continue
-            (low, _), (high, _) = self.predicted(plan, "H100")
             name = f"library/bf16/nf4-nested/{plan['shape']}/m{plan['m']}"
-            text += row(shape_text(plan) if plan["shape"] != shape else "", str(plan["m"]), between(low, high),
-                        us(plan["wgmma"]["seconds"]), us(library_time(plan, "H100")),
+            text += row(shape_text(plan) if plan["shape"] != shape else "", str(plan["m"]),
+                        *(between(*self.seconds(kind, plan, "H100")) for kind in (LaneLimits, TmaLimits)),
+                        us(library_time(plan, "H100")),
                         *(self.measured_text("H100", f"{name}/nibble-{way}")
                           for way in ("fused", "library")))  # fmt: skip
             shape = plan["shape"]
         return text
 
     def all(self):
-        with_tiles = [plan for plan in self.int8 if "tiles" in plan]
         return {
+            "four_bit_code": lambda: code_tables.four_bit(self.compiled, limits.records(), limits.records("sm_80")),
+            "int8_code": lambda: code_tables.int8(self.compiled, limits.records(), limits.records("sm_80")),
             "four_bit_limits": lambda: self.table_of_limits(self.four_bit),
             "four_bit": lambda: self.table_of_predictions(self.four_bit, goals=True),
             "many_rows": self.many_rows,
             "library": self.library,
-            "int8_limits": lambda: self.table_of_limits(with_tiles),
+            "int8_limits": lambda: self.table_of_limits(self.int8),
             "int8": lambda: self.table_of_predictions(self.int8, goals=False),
             "results": lambda: results.table(self.measured),
         }

@@ -94,16 +94,22 @@ void Table::measure_quantize(const Shape& shape, const std::vector<u16>& weights
                                        quantize.run(originals[copy % originals.size()],
                                                     quantized[copy % quantized.size()], stream);
                                      }}};
-  std::vector<FourBit> peer;
-  if (with_peer) {
-    for (std::size_t i = 0; i < 2; ++i) peer.emplace_back(size);
+  std::vector<FourBit> others;
+  for (std::size_t i = 0; i < quantized.size(); ++i) others.emplace_back(size);
+  quantize.run_without_nesting(originals[0], others[0].packed, absmax, nullptr);
+  check_codes(weights, others[0], name + ", without nesting");
+  contenders.push_back({"nibble-without-nesting", copies, [&](std::size_t copy, cudaStream_t stream) {
+                          quantize.run_without_nesting(originals[copy % originals.size()],
+                                                       others[copy % others.size()].packed, absmax, stream);
+                        }});
+  if (with_peer)
     contenders.push_back({"bitsandbytes-without-nesting", copies,
                           [&](std::size_t copy, cudaStream_t) {
                             session_.bitsandbytes->quantize(originals[copy % originals.size()].as<void>(), size,
-                                                            peer[copy % 2].packed.as<u8>(), absmax.as<float>());
+                                                            others[copy % others.size()].packed.as<u8>(),
+                                                            absmax.as<float>());
                           },
                           false});
-  }
   print_copies(name, contenders, 2 * size + quantized[0].bytes());
 }
 

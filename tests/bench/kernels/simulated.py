@@ -85,7 +85,8 @@ def table_names(shapes):
             yield from (f"matmul/bf16/nf4-nested/{shape}/m{m}/{by}" for m in TABLE_M
                         for by in ("nibble", "nibble-in-turn", "cublaslt"))  # fmt: skip
             continue
-        yield from (f"quantize/bf16/nf4-nested/{shape}/{by}" for by in ("nibble", "bitsandbytes-without-nesting"))
+        yield from (f"quantize/bf16/nf4-nested/{shape}/{by}"
+                    for by in ("nibble", "nibble-without-nesting", "bitsandbytes-without-nesting"))  # fmt: skip
         yield from (f"dequantize/nf4-nested/bf16/{shape}/{by}" for by in ("nibble", "bitsandbytes"))
         for m in (*TABLE_M, *TABLE_MANY_M):
             for by in ("nibble", "nibble-in-turn", "cublaslt", "bitsandbytes-fused", "bitsandbytes-dequantized"):
