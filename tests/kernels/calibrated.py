@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Finds functions of the device layer that no calibration calls: a GPU would never be compared with the simulator.
+"""Finds functions of the device layer that no calibration calls, whose results on a GPU nobody compares with the
+simulator's.
 
     tests/kernels/calibrated.py            those of kernels/device/cuda
     tests/kernels/calibrated.py --test     whether planted examples are found

@@ -121,7 +121,7 @@ class LaneLimits(Limits):
 
     @property
     def x_bytes(self):
-        """That blocks copy from the L2 cache: each tile has all of x, or each block if it keeps x."""
+        """The bytes of x that blocks copy from the L2 cache: each tile has all of x, or each block if it keeps x."""
         readers = self.plan["blocks"] if self.plan.get("keeps_x") else self.plan["tiles"]
         return readers * 2 * self.plan["m"] * self.plan["k"]
 
@@ -163,8 +163,7 @@ class LaneLimits(Limits):
 
     @property
     def most_items(self):
-        """(at least, at most) of a multiprocessor. Weights that share x have equally many blocks, and a multiprocessor
-        may have those of the largest."""
+        """(at least, at most) of a multiprocessor. Of weights that share x, it may have the blocks with the most."""
         least = -(-self.items // MULTIPROCESSORS)
         return least, max(least, self.plan["turns"] * self.plan["min_blocks"]) if self.shares_x else least
 
@@ -224,7 +223,7 @@ def totals(clocks):
 
 
 def weight_bytes(plan):
-    """Of all that is read of a weight."""
+    """The bytes that are read for a weight."""
     weights = plan["n"] * plan["k"]
     if plan["operation"] == "int8-matmul":
         return weights + 4 * plan["n"]

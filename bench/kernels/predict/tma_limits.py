@@ -14,7 +14,8 @@ def record_of_tma(tma, kernels):
 
 
 class TmaLimits(Limits):
-    """Of a product by the kernel in plan["tma"]. An item is a tile of n, so many rows of x, and a split of k."""
+    """Of a product by the kernel in plan["tma"]. An item is a tile of n and a chunk of rows of x. The
+    blocks of a cluster divide its k."""
 
     blocks_of_a_multiprocessor = waves = 1
 
@@ -32,7 +33,7 @@ class TmaLimits(Limits):
 
     @property
     def x_bytes(self):
-        """That blocks copy from the L2 cache: each tile of n has all of x."""
+        """The bytes of x that blocks copy from the L2 cache: each tile of n has all of x."""
         return self.tma["items"] / self.readings * 2 * self.plan["m"] * self.plan["k"]
 
     def shared_clocks(self):
@@ -46,7 +47,8 @@ class TmaLimits(Limits):
             x_read = (self.rows / 2,) * 2
             x_written, codes = 32 * self.rows / tile_n, 8 + 32
         else:
-            # A warp reads x for two tiles of 16 of n. Where the tiles of a block are odd, one warp reads it for one.
+            # A warp reads x for two tiles of 16 of n. Where a block has an odd number of them, one
+            # warp reads x for one.
             most = self.rows * -(-tile_n // 32) * 32 / tile_n
             # With one row all quarters of a warp read the same bytes.
             x_read = (most / 4 if m == 1 else most, most)
@@ -76,7 +78,7 @@ class TmaLimits(Limits):
         return bytes_of_block / ((self.tma["stages"] - 1) * self.bytes_of_a_stage) * LATENCY
 
     def estimate(self, _gpu):
-        """None: the plan's is fitted to measured times."""
+        """Returns None: the plan's estimate is fitted to measured times."""
 
     def unevenly(self, gpu):
         """The weight, if each block had an equal share of memory's bandwidth, and why."""

@@ -138,7 +138,7 @@ def few_rows_lines(lines):
 
 
 def many_rows_lines(lines):
-    """Those of wgmma, of all tiles, whose kernel is known to be no older one."""
+    """Those of wgmma, of all tiles, from runs whose kernel for many rows is not an older one."""
     return [line for line in lines if line.stage == "rows" and line.tile and not is_older(line.run.commit)]
 
 
@@ -165,7 +165,7 @@ def equations(case, clusters):
 
 def without_offset(rows, values, offsets):
     """The same equations with the offset eliminated: from each column its projection on the column of offsets is taken
-    away, so that the factors which are found are those that would be found together with an offset."""
+    away, so that the costs found are the same as if the offset were fitted along with them."""
     square = dot(offsets, offsets)
 
     def rest(column):
@@ -220,8 +220,8 @@ def squares_of(rows, values, factors):
 def fitted_clusters(few, many):
     """How many clusters of 1, 2, 4 and 8 blocks run at a time. Beyond that number, clusters take another turn.
 
-    For 2, 4 and 8 blocks it is the number by which the estimates fit best. Where several fit as well, because no launch
-    was measured that tells them apart, it is the one in the middle.
+    For 2, 4 and 8 blocks it is the number by which the estimates fit best. Where several fit within SAME_SQUARES, it is
+    the one in the middle.
     """
     clusters = [MULTIPROCESSORS_TO_FILL // splits for splits in SPLITS]
     families = [(fit, lines) for fit, lines in ((fitted_few_rows, few), (fitted_many_rows, many)) if lines]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Whether the library's plan for the kernels that TMA feeds chooses what its mirror in tune_sm90.py chooses, which the
-costs of the plan are fitted with.
+"""Checks that the library's plan for the kernels that TMA feeds and its mirror in tune_sm90.py, with which the costs of
+the plan are fitted, choose the same launches.
 
 usage: tests/bench/kernels/plans_test.py PLANS     the program bench_plans
 """
