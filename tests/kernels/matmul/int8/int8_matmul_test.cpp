@@ -152,7 +152,8 @@ TEST(Int8Matmul, TheBytesDoNotDependOnTheAlignmentOfCodes) {
 
 NIBBLE_SIMULATED_TEST(Int8Matmul, OnlyRowsThatAreNotAlignedTo8BytesNeedTheSlowKernel) {
   const auto arguments = [](const Int8Shape& shape) {
-    const Int8Run run(Int8Problem(shape, 3));
+    const Int8Problem problem(shape, 3);
+    const Int8Run run(problem);
     const nibble_int8 weight = run.weight();
     const nibble_matrix x = run.x();
     const DeviceArray<u8> y_array = run.y();
