@@ -11,13 +11,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYER = ["kernels/device/cuda/async.hpp", "kernels/device/cuda/wgmma.hpp", "kernels/device/cuda/backend/device.hpp"]
-CALIBRATION = [
-    "tests/kernels/calibration.cu",
-    "tests/kernels/calibration_sm90.cu",
-    "tests/kernels/device/cluster_exchange.hpp",
-    "tests/kernels/device/warpgroup_multiply.hpp",
-]
+LAYER = ROOT / "kernels" / "device" / "cuda"
+TESTS = ROOT / "tests" / "kernels"
 
 
 def functions(text):
@@ -30,6 +25,13 @@ def missing(layer, calibration):
     """The functions of the headers `layer` whose names are not in the sources `calibration`, comments left out."""
     called = set(re.findall(r"\w+", re.sub(r"//[^\n]*", "", "\n".join(calibration))))
     return sorted(set().union(*map(functions, layer)) - called)
+
+
+def calibration_sources():
+    """The sources of nibble_calibrate, with the kernels of the layer's tests that they include."""
+    sources = [path.read_text(encoding="utf-8") for path in TESTS.glob("calibration*.cu")]
+    included = re.findall(r'#include "(tests/kernels/device/\w+\.hpp)"', "\n".join(sources))
+    return sources + [(ROOT / name).read_text(encoding="utf-8") for name in included]
 
 
 def test():
@@ -52,7 +54,8 @@ def main(arguments):
     """Prints the functions; the exit code says whether there are any."""
     if arguments == ["--test"]:
         return test()
-    found = missing(*([(ROOT / name).read_text(encoding="utf-8") for name in names] for names in (LAYER, CALIBRATION)))
+    layer = [path.read_text(encoding="utf-8") for path in LAYER.rglob("*.hpp")]
+    found = missing(layer, calibration_sources())
     for name in found:
         print(f"no calibration calls {name}()")
     return 1 if found else 0

@@ -1,37 +1,12 @@
 """What the compiled kernels are, as tables: the instructions of their loops and the bytes that they have in flight.
 
-The kernels are lines of `bench_plans`, their machine code is bench/results/kernel_instructions.jsonl.
+The kernels are lines of `bench_plans`.
 """
 
-import re
+import itertools
 
+from kernel_records import find_record, four_bit_name, int8_name, record_of, tma_name
 from markdown import head, row
-
-MEMBERS = ("m_tiles", "n_warps", "k_warps", "n_tiles")
-
-
-def record_like(pattern, records):
-    """The record whose kernel has such a name, or None."""
-    found = [record for name, record in records.items() if re.fullmatch(pattern, name)]
-    if len(found) > 1:
-        raise ValueError(f"{len(found)} kernels are called {pattern}")
-    return found[0] if found else None
-
-
-def four_bit_name(kernel, keeps_x):
-    members = "".join(rf"{kernel[name]}u, " for name in MEMBERS)
-    kept = str(keeps_x).lower()
-    return rf"FourBitMatmul<bf16, true, FourBitMatmulTile{{{members}.*, {kernel['run']}u}}, {kept}>"
-
-
-def int8_name(kernel, half, load_bytes):
-    members = "".join(rf"{kernel[name]}u, " for name in MEMBERS)
-    return rf"Int8Matmul<{half}, Int8MatmulTile{{{members}.*, {load_bytes}u}}>"
-
-
-def tma_name(kernel):
-    members = ", ".join(f"{member}u" for member in kernel["tile"])
-    return rf"{kernel['kernel']}<bf16, true, {kernel['kernel']}Tile{{{members}}}>"
 
 
 def instructions(record, digits=2):
@@ -65,16 +40,15 @@ def four_bit(compiled, of_sm90, of_sm80):
     for kernel in (one for one in compiled if one["kernel"] == "FourBitMatmul"):
         for keeps_x in (True, False):
             name = four_bit_name(kernel, keeps_x)
-            if not (record := record_like(name, of_sm90)):
+            if not (record := find_record(name, of_sm90)):
                 continue
             text += row(range_text(kernel), size_text(kernel), "kept" if keeps_x else "in turn",
-                        instructions(record_like(name, of_sm80)), instructions(record), str(record["registers"]),
+                        instructions(find_record(name, of_sm80)), instructions(record), str(record["registers"]),
                         str(record["blocks"]), kib(record["bytes_in_flight"]),
                         tenths_of_kib(record["average_bytes_in_flight"]),
                         f"{record['all_bytes_in_flight'] / 1024:.0f}")  # fmt: skip
     for kernel in (one for one in compiled if "stages" in one):
-        if not (record := record_like(tma_name(kernel), of_sm90)):
-            raise ValueError(f"the record has no kernel {tma_name(kernel)}")
+        record = record_of(tma_name(kernel), of_sm90)
         what = "few rows, " + range_text(kernel) if "registers" not in kernel else f"wgmma, {kernel['max_m']} at a time"
         text += row(what, size_text(kernel), "TMA", "", instructions(record),
                     str(kernel.get("registers", record["registers"])), "1",
@@ -87,16 +61,15 @@ def int8(compiled, of_sm90, of_sm80):
     text = head(["m", "n x k of a block and step", "bytes of a load", "bf16: sm_80, sm_90a", "fp16: sm_80, sm_90a",
                  "registers, sm_90a: bf16, fp16", "blocks", "in flight, KiB", "on average, sm_90a"],
                 (0, 1))  # fmt: skip
-    int8 = [one for one in compiled if one["kernel"] == "Int8Matmul"]
-    for load_bytes, kernel in ((load_bytes, kernel) for load_bytes in (16, 8) for kernel in int8):
-        pairs = [[record_like(int8_name(kernel, half, load_bytes), records) for records in (of_sm80, of_sm90)]
+    kernels = [one for one in compiled if one["kernel"] == "Int8Matmul"]
+    for load_bytes, kernel in itertools.product((16, 8), kernels):
+        pairs = [[find_record(int8_name(kernel, half, load_bytes), records) for records in (of_sm80, of_sm90)]
                  for half in ("bf16", "f16")]  # fmt: skip
         new = [of_half[1] for of_half in pairs]
         text += row(range_text(kernel), size_text(kernel), str(load_bytes),
                     *(", ".join(instructions(record, 1) for record in pair) for pair in pairs),
-                    *(both(new, key, form) for key, form in (("registers", str), ("blocks", str),
-                                                             ("bytes_in_flight", kib),
-                                                             ("average_bytes_in_flight", tenths_of_kib))))  # fmt: skip
+                    both(new, "registers", str), both(new, "blocks", str), both(new, "bytes_in_flight", kib),
+                    both(new, "average_bytes_in_flight", tenths_of_kib))  # fmt: skip
     return text
 
 

@@ -5,14 +5,11 @@ and the bytes that it has in flight. How a product is divided comes from the lib
 What a warp does in shared memory follows from the sizes of its tile.
 """
 
-import json
-import pathlib
 import re
 
+from kernel_records import four_bit_name, int8_name, record_of
 from measured import measured_lines, read_rates
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-RECORD = ROOT / "bench" / "results" / "kernel_instructions.jsonl"
 
 # Bytes per second of memory: measured by a kernel that only reads, or else an assumption.
 READ = {"H100": 3.0e12, "H200": 4.3e12} | read_rates(measured_lines())
@@ -30,26 +27,12 @@ START_CLOCKS = 430 * 256 / 128  # of a block, which fills its table: instruction
 WEIGHTS = 2048  # the clocks below are those of so many in a multiprocessor
 
 
-def records(architecture="sm_90a", path=RECORD):
-    """The lines of the kernels by their names."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {line["kernel"]: line for line in lines if line.get("architecture") == architecture}
-
-
-def record_of(plan, kernels):
-    """The record of the kernel for bf16, and for nested absmax, that the plan takes."""
-    members = "".join(rf"{plan[name]}u?, " for name in ("m_tiles", "n_warps", "k_warps", "n_tiles"))
-    if plan["operation"] == "int8-matmul":
-        pattern = rf"Int8Matmul<bf16, Int8MatmulTile{{{members}.*, {plan['load_bytes']}u}}>"
-    else:
-        pattern = (rf"FourBitMatmul<bf16, true, FourBitMatmulTile{{{members}.*, {plan['run']}u?}}, "
-                   rf"{str(plan['keeps_x']).lower()}>")  # fmt: skip
-    (found,) = [line for name, line in kernels.items() if re.fullmatch(pattern, name)]
-    return found
-
-
 class Limits:
-    """Of one product. Times are seconds. LaneLimits and TmaLimits know the kernels."""
+    """Of one product. Times are seconds.
+
+    LaneLimits and TmaLimits know their kernels: how often they read the weight, the bytes of x, the bytes in flight,
+    the clocks of the busiest multiprocessor, and the time if tiles fill the device unevenly.
+    """
 
     def __init__(self, plan, record):
         self.plan, self.record = plan, record
@@ -104,7 +87,11 @@ class LaneLimits(Limits):
     """Of a kernel whose lanes load the codes: FourBitMatmul and Int8Matmul."""
 
     def __init__(self, plan, kernels):
-        super().__init__(plan, record_of(plan, kernels))
+        if plan["operation"] == "int8-matmul":
+            name = int8_name(plan, "bf16", plan["load_bytes"])
+        else:
+            name = four_bit_name(plan, plan["keeps_x"])
+        super().__init__(plan, record_of(name, kernels))
         self.shares_x = plan["operation"] == "shared-matmul"
         m, most = plan["m"], plan["max_m"]
         # A kernel takes so many rows of x at a time, and the weight once for each.

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 import code_tables
-import limits
+import kernel_records
 import results
 from limits import READ, LaneLimits, bf16_time, library_time, weight_bytes
 from markdown import head, row
@@ -213,9 +213,10 @@ class Tables:
         return text
 
     def all(self):
+        code = self.compiled, self.kernels, kernel_records.records("sm_80")
         return {
-            "four_bit_code": lambda: code_tables.four_bit(self.compiled, limits.records(), limits.records("sm_80")),
-            "int8_code": lambda: code_tables.int8(self.compiled, limits.records(), limits.records("sm_80")),
+            "four_bit_code": lambda: code_tables.four_bit(*code),
+            "int8_code": lambda: code_tables.int8(*code),
             "four_bit_limits": lambda: self.table_of_limits(self.four_bit),
             "four_bit": lambda: self.table_of_predictions(self.four_bit, goals=True),
             "many_rows": self.many_rows,
@@ -239,7 +240,7 @@ def main():
         sys.exit(__doc__)
     output = subprocess.run([names[0]], capture_output=True, text=True, check=True).stdout
     plans = [json.loads(line) for line in output.splitlines()]
-    tables = Tables(plans, limits.records(), measured_lines()).all()
+    tables = Tables(plans, kernel_records.records(), measured_lines()).all()
     if not options:
         for name, table in tables.items():
             print(f"{name}\n\n{table()}")

@@ -1,16 +1,7 @@
 """The same limits for the kernels that TMA feeds, FourBitMatmulFewRows and FourBitMatmulSm90, on devices of 9.0."""
 
-import re
-
+from kernel_records import record_of, tma_name
 from limits import CLOCKS, LATENCY, MULTIPROCESSORS, READ, WEIGHTS, Limits, totals
-
-
-def record_of_tma(tma, kernels):
-    """The record of the kernel for bf16, and for nested absmax, that the plan takes."""
-    members = ", ".join(f"{member}u" for member in tma["tile"])
-    pattern = rf"{tma['kernel']}<bf16, true, {tma['kernel']}Tile{{{members}}}>"
-    (found,) = [line for name, line in kernels.items() if re.fullmatch(pattern, name)]
-    return found
 
 
 class TmaLimits(Limits):
@@ -20,7 +11,7 @@ class TmaLimits(Limits):
     blocks_of_a_multiprocessor = waves = 1
 
     def __init__(self, plan, kernels):
-        super().__init__(plan, record_of_tma(plan["tma"], kernels))
+        super().__init__(plan, record_of(tma_name(plan["tma"]), kernels))
         self.tma = plan["tma"]
         self.has_wgmma = self.tma["kernel"] == "FourBitMatmulSm90"
         self.splits = self.tma["splits"]

@@ -69,9 +69,9 @@ template <class Half, bool Nested, FourBitMatmulFewRowsTile Tile> struct FourBit
   static_assert(shared_bytes <= 227 << 10);
 
   // What a block needs first is side by side: a multiprocessor loads arguments when they are used, 64 bytes at a time.
-  u32 m, groups, log2_splits;  // groups of 64 along k
-  u32 tile_n;                  // of n in a tile: a multiple of 16, at most block_n
-  u32 items[max_weights], clusters[max_weights];
+  u32 m, groups, log2_splits;                     // groups of 64 along k
+  u32 tile_n;                                     // of n in a tile: a multiple of 16, at most block_n
+  u32 items[max_weights], clusters[max_weights];  // items: tiles of n
   FourBitProduct<Half> product[max_weights];
   TensorMap codes_map[max_weights], x_map;
   Global<const Half> x;

@@ -17,6 +17,7 @@ PROGRAM = ROOT / "bench" / "kernels" / "predict" / "predictions.py"
 sys.path.insert(0, str(PROGRAM.parent))
 
 import code_tables  # noqa: E402
+import kernel_records  # noqa: E402
 import limits  # noqa: E402
 import measured  # noqa: E402
 import predictions  # noqa: E402
@@ -173,7 +174,7 @@ class LimitWithTma(OfTimes):
         self.assert_time(halves.predicted("H200")[0][0] - low, 0.5e-6)
 
     def test_needs_the_record_of_the_kernel(self):
-        with self.assertRaises(ValueError):
+        with self.assertRaisesRegex(ValueError, "the record has no kernel FourBitMatmulFewRows"):
             tma_limits_of(tile=[1, 1, 16, 2])
 
     def test_is_for_the_plans_that_use_it(self):
@@ -227,7 +228,7 @@ class Code(unittest.TestCase):
 
     def test_two_kernels_of_one_name_are_an_error(self):
         with self.assertRaises(ValueError):
-            code_tables.record_like("a.*", {"ab": {}, "ac": {}})
+            kernel_records.find_record("a.*", {"ab": {}, "ac": {}})
 
 
 class Prediction(OfTimes):
@@ -252,7 +253,7 @@ class Prediction(OfTimes):
         self.assert_time(own.predicted("H200")[1][0], own.limits("H200")["L2"][1] + 4 * 2 * 860 / 1.755e9)
 
     def test_needs_the_record_of_the_kernel(self):
-        with self.assertRaises(ValueError):
+        with self.assertRaisesRegex(ValueError, "the record has no kernel FourBitMatmul<"):
             limits.LaneLimits(PLAN, {})
 
 

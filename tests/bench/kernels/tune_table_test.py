@@ -2,6 +2,8 @@
 """What bench/kernels/tune/tune_table.py makes of results whose answer is known: times by the plan's own estimate.
 
 usage: tests/bench/kernels/tune_table_test.py
+
+It is one file, because all tests write the table from lines of the same few builders.
 """
 
 import contextlib

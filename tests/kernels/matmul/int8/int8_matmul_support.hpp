@@ -75,23 +75,30 @@ class Int8Run : public MatmulRun<Int8Problem> {
  public:
   explicit Int8Run(const Int8Problem& p)
       : MatmulRun(p), codes_(array(p.codes, "codes", p.shape.codes_offset)), absmax_(array(p.absmax, "absmax")) {}
+  explicit Int8Run(Int8Problem&&) = delete;  // a run reads its problem
 
   [[nodiscard]] nibble_int8 weight() const {
     return {sizeof(nibble_int8), p_.shape.n, p_.shape.k, codes_.data(), absmax_.data()};
   }
 
-  // m * n values.
-  [[nodiscard]] std::vector<float> product(u32* counters = nullptr) const {
+  // What body(matmul, product) returns for the arguments of a call that writes to `y_array`.
+  template <class Body> auto with_call(const DeviceArray<u8>& y_array, Body&& body) const {
     const nibble_int8 w = weight();
-    const nibble_matrix x_matrix = x();
-    const DeviceArray<u8> y_array = y();
-    const nibble_matrix y_matrix = y_of(y_array);
+    const nibble_matrix x_matrix = x(), y_matrix = y_of(y_array);
     const nibble_int8_product product{sizeof(nibble_int8_product), &w, bias(), &y_matrix};
     nibble_matmul matmul = call();
     matmul.x = &x_matrix;
-    matmul.counters = counters;
-    const DeviceArray<u8> workspace(cuda::workspace_bytes(matmul, product), {.name = "workspace"});
-    cuda::run(matmul, product, workspace.data(), workspace.size(), nullptr);
+    return body(matmul, product);
+  }
+
+  // m * n values.
+  [[nodiscard]] std::vector<float> product(u32* counters = nullptr) const {
+    const DeviceArray<u8> y_array = y();
+    with_call(y_array, [&](nibble_matmul& matmul, const nibble_int8_product& product) {
+      matmul.counters = counters;
+      const DeviceArray<u8> workspace(cuda::workspace_bytes(matmul, product), {.name = "workspace"});
+      cuda::run(matmul, product, workspace.data(), workspace.size(), nullptr);
+    });
     return values_in(y_array);
   }
 

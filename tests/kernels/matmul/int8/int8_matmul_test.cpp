@@ -146,7 +146,8 @@ TEST(Int8Matmul, TheBytesDoNotDependOnTheAlignmentOfCodes) {
     const Int8Shape shape{.m = m, .n = 70, .k = 4304};
     Int8Shape other = shape;
     other.codes_offset = 8;
-    EXPECT_EQ(Int8Run(Int8Problem(shape, 77)).product(), Int8Run(Int8Problem(other, 77)).product());
+    const Int8Problem aligned(shape, 77), unaligned(other, 77);
+    EXPECT_EQ(Int8Run(aligned).product(), Int8Run(unaligned).product());
   }
 }
 
@@ -154,15 +155,10 @@ NIBBLE_SIMULATED_TEST(Int8Matmul, OnlyRowsThatAreNotAlignedTo8BytesNeedTheSlowKe
   const auto arguments = [](const Int8Shape& shape) {
     const Int8Problem problem(shape, 3);
     const Int8Run run(problem);
-    const nibble_int8 weight = run.weight();
-    const nibble_matrix x = run.x();
-    const DeviceArray<u8> y_array = run.y();
-    const nibble_matrix y = run.y_of(y_array);
-    const nibble_int8_product product{sizeof(nibble_int8_product), &weight, nullptr, &y};
-    nibble_matmul call = run.call();
-    call.x = &x;
-    const Int8MatmulArguments found(call, &product);
-    return std::pair(found.fits_tiles, found.config.tile.load_bytes);
+    return run.with_call(run.y(), [](const nibble_matmul& call, const nibble_int8_product& product) {
+      const Int8MatmulArguments found(call, &product);
+      return std::pair(found.fits_tiles, found.config.tile.load_bytes);
+    });
   };
   EXPECT_EQ(arguments({.m = 3, .n = 4, .k = 4304}), std::pair(true, 16U));
   EXPECT_EQ(arguments({.m = 3, .n = 4, .k = 2152}), std::pair(true, 8U));
@@ -398,20 +394,15 @@ TEST_F(Int8MatmulRefusals, Pointers) {
 NIBBLE_SIMULATED_TEST(Int8Matmul, TheWorkspaceIsAskedFor) {
   const Int8Problem problem({.m = 5, .n = 33, .k = 2560, .x_f32 = true}, 29);
   const Int8Run run(problem);
-  const nibble_int8 weight = run.weight();
-  const nibble_matrix x = run.x();
-  const DeviceArray<u8> y_array = run.y();
-  const nibble_matrix y = run.y_of(y_array);
-  const nibble_int8_product product{sizeof(nibble_int8_product), &weight, nullptr, &y};
-  nibble_matmul call = run.call();
-  call.x = &x;
-  const std::size_t bytes = cuda::workspace_bytes(call, product);
-  const u64 splits = int8_matmul::config_for(5, 33, 2560).splits;
-  EXPECT_GT(splits, 1U);
-  EXPECT_EQ(bytes, 5 * 2560 * 2 + NIBBLE_COUNTERS * 4 + splits * 5 * 33 * 4);
-  EXPECT_EQ(nibble_matmul_int8(&call, &product, nullptr, bytes - 1, nullptr), NIBBLE_USAGE);
-  EXPECT_EQ(std::string(nibble_last_error()),
-            "workspace_bytes is " + std::to_string(bytes - 1) + ", at least " + std::to_string(bytes) + " are needed");
+  run.with_call(run.y(), [](const nibble_matmul& call, const nibble_int8_product& product) {
+    const std::size_t bytes = cuda::workspace_bytes(call, product);
+    const u64 splits = int8_matmul::config_for(5, 33, 2560).splits;
+    EXPECT_GT(splits, 1U);
+    EXPECT_EQ(bytes, 5 * 2560 * 2 + NIBBLE_COUNTERS * 4 + splits * 5 * 33 * 4);
+    EXPECT_EQ(nibble_matmul_int8(&call, &product, nullptr, bytes - 1, nullptr), NIBBLE_USAGE);
+    EXPECT_EQ(std::string(nibble_last_error()), "workspace_bytes is " + std::to_string(bytes - 1) + ", at least " +
+                                                    std::to_string(bytes) + " are needed");
+  });
 }
 
 }  // namespace

@@ -193,7 +193,7 @@ TEST(FourBitMatmulConfig, FewRowsHaveAKernelThatTmaFeedsAndWholeSteps) {
 
 // All stages together, in each multiprocessor that has a block. A weight with fewer codes for each multiprocessor is
 // asked for whole. The shapes are those of the speed table, and smaller ones (docs/four-bit-matmul.md).
-TEST(FourBitMatmulConfig, EachMultiprocessorHasEnoughCodesInFlight) {
+TEST(FourBitMatmulConfig, StagesHave24KiBOfCodesOrAllThereAre) {
   const auto in_flight = [](const auto& config) {
     return u64{config.tile.code_stages} * config.tile_n * config.tile.block_k() / 2;
   };
